@@ -1,0 +1,55 @@
+# make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
+
+PYTHON ?= python3
+venv := .venv
+# The torch that this checkout was last set up for, so that a plain `make` keeps it. To change it: make setup TORCH=2.15.0
+TORCH ?= $(or $(patsubst $(venv)/.setup-torch-%,%,$(wildcard $(venv)/.setup-torch-*)),2.13.0)
+build := build/dev
+googletest := build/googletest
+setup := $(venv)/.setup-torch-$(TORCH)
+configured := $(build)/build.ninja
+with_tests := $(build)/.with-tests
+
+# CMake and Ninja are the venv's, whatever the machine has.
+export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
+
+.PHONY: setup build bench test lint format clean
+
+setup: $(setup)
+
+# The editable install compiles nothing (wheel.cmake=false): it makes the package and its command known, while CMake below
+# builds the extension incrementally, straight into src/dutyfree.
+$(setup): pyproject.toml
+	@scripts/check_machine.sh $(PYTHON)
+	@test -x $(venv)/bin/python || $(PYTHON) -m venv $(venv)
+	$(venv)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) --editable '.[dev]' \
+		--config-settings=wheel.cmake=false --config-settings=editable.mode=inplace
+	@rm -f $(venv)/.setup-torch-*
+	@touch $@
+
+$(configured): $(setup)
+	cmake -G Ninja -S . -B $(build) -DPython_EXECUTABLE=$(CURDIR)/$(venv)/bin/python \
+		-DDUTYFREE_INPLACE=ON -DDUTYFREE_WERROR=ON
+	@touch $@
+
+build: $(configured)
+	cmake --build $(build) --target _core
+
+$(googletest)/src/gtest-all.cc:
+	scripts/get_googletest.sh $(googletest)
+	@touch $@
+
+$(with_tests): $(configured) $(googletest)/src/gtest-all.cc
+	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest)
+	@touch $(configured) $@
+
+test: $(with_tests)
+	cmake --build $(build)
+	python -m pytest -q
+
+bench: build
+	dutyfree bench calls --compile --json benchmarks/results/calls.json
+	python benchmarks/render.py
+
+clean:
+	rm -rf build src/dutyfree/*.so
