@@ -1,0 +1,345 @@
+#include "call/arguments.h"
+
+#include "call/values.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Size.h>
+
+namespace dutyfree::call {
+namespace {
+
+using observe::Reason;
+
+enum class Fit : std::uint8_t { Passes, Converts, Fails };
+
+// PyTorch stores a str as UTF-8; one that has no UTF-8 form is an error that PyTorch words.
+bool has_utf8(PyObject* exact_str) {
+  if (PyUnicode_IS_ASCII(exact_str)) [[likely]] {
+    return true;
+  }
+  if (PyUnicode_AsUTF8(exact_str) != nullptr) {
+    return true;
+  }
+  PyErr_Clear();
+  return false;
+}
+
+Fit fit_scalar(ValueKind kind, PyObject* value) {
+  switch (kind) {
+    case ValueKind::Int:
+      return is_exact_int64(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::Float:
+      if (PyFloat_CheckExact(value)) [[likely]] {
+        return Fit::Passes;
+      }
+      return is_exact_int64(value) ? Fit::Converts : Fit::Fails;
+    case ValueKind::Bool:
+      return PyBool_Check(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::Str:
+      return PyUnicode_CheckExact(value) && has_utf8(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::Scalar:
+      return is_exact_number(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::DType:
+      return THPDtype_Check(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::Device:
+      return THPDevice_Check(value) ? Fit::Passes : Fit::Fails;
+    case ValueKind::Tensor:
+    case ValueKind::Other:
+      break;
+  }
+  return Fit::Fails;
+}
+
+bool is_sequence(PyObject* value) {
+  return PyList_CheckExact(value) || PyTuple_CheckExact(value) ||
+         Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(&THPSizeType);
+}
+
+// A new reference, or null when memory runs out; the call then goes PyTorch's way and meets the same shortage there.
+PyObject* int_as_float(PyObject* exact_int) {
+  PyObject* converted = PyFloat_FromDouble(static_cast<double>(PyLong_AsLongLong(exact_int)));
+  if (converted == nullptr) {
+    PyErr_Clear();
+  }
+  return converted;
+}
+
+// Equality as the dispatcher has it between values of one schema type. Runs on converted values only, whose types are
+// exact, so no Python code of a user's can run.
+bool equals_default(const Slot& slot, PyObject* value) {
+  PyObject* expected = slot.default_value.get();
+  if (value == expected) {
+    // Identity is equality but for NaN.
+    return !PyFloat_CheckExact(value) || PyFloat_AS_DOUBLE(value) == PyFloat_AS_DOUBLE(value);
+  }
+  if (Py_TYPE(value) != Py_TYPE(expected)) {
+    return false;
+  }
+  if (slot.type.kind == ValueKind::Tensor) {
+    // No schema has a tensor as a default, so only lists get here: two empty ones.
+    return PyList_CheckExact(value) && PyList_GET_SIZE(value) == 0 && PyList_GET_SIZE(expected) == 0;
+  }
+  if (PyBool_Check(value) || value == Py_None) {
+    return false;
+  }
+  const int equal = PyObject_RichCompareBool(value, expected, Py_EQ);
+  if (equal < 0) {
+    PyErr_Clear();
+  }
+  return equal > 0;
+}
+
+}  // namespace
+
+BoundArguments::~BoundArguments() {
+  for (std::uint64_t rest = owned_; rest != 0; rest &= rest - 1) {
+    Py_DECREF(storage_[static_cast<std::size_t>(__builtin_ctzll(rest)) + 1]);
+  }
+}
+
+bool BoundArguments::fail(Reason reason, int argument) {
+  failure_ = reason;
+  failed_argument_ = argument;
+  return false;
+}
+
+bool BoundArguments::bind(const Signature& signature, const CallArguments& call) {
+  return place(signature, call) && check(signature);
+}
+
+bool BoundArguments::place(const Signature& signature, const CallArguments& call) {
+  const std::size_t count = signature.slots().size();
+  if (call.positional > signature.positional_count()) [[unlikely]] {
+    return fail(Reason::ArgumentCount);
+  }
+  PyObject** values = storage_.data() + 1;
+  for (std::size_t index = 0; index < call.positional; ++index) {
+    values[index] = call.values[index];
+  }
+  for (std::size_t index = call.positional; index < count; ++index) {
+    values[index] = nullptr;
+  }
+  if (call.keywords != nullptr) {
+    PyObject* const* keyword_values = call.values + call.positional;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(call.keywords); ++index) {
+      if (!place_keyword(signature, call.positional, PyTuple_GET_ITEM(call.keywords, index), keyword_values[index])) {
+        return false;
+      }
+    }
+  } else if (call.keyword_dict != nullptr) {
+    Py_ssize_t position = 0;
+    PyObject *name = nullptr, *value = nullptr;
+    while (PyDict_Next(call.keyword_dict, &position, &name, &value)) {
+      if (!place_keyword(signature, call.positional, name, value)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool BoundArguments::place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value) {
+  const auto& slots = signature.slots();
+  for (std::size_t index = first; index < slots.size(); ++index) {
+    if (slots[index].name.get() == name) [[likely]] {
+      storage_[index + 1] = value;
+      return true;
+    }
+  }
+  // Keyword names in source code are interned, those of a dict made at run time may not be.
+  for (std::size_t index = first; index < slots.size(); ++index) {
+    if (PyUnicode_Check(name) && PyUnicode_Compare(slots[index].name.get(), name) == 0) {
+      storage_[index + 1] = value;
+      return true;
+    }
+  }
+  return fail(Reason::ArgumentName);
+}
+
+bool BoundArguments::check_tensor(PyObject* value) {
+  if (torch_compat::is_exact_tensor(value)) [[likely]] {
+    keys_ = keys_ | torch_compat::tensor_impl(value)->key_set();
+    return true;
+  }
+  const bool subclass = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+  return fail(subclass ? Reason::TensorSubclass : Reason::ArgumentType);
+}
+
+bool BoundArguments::check(const Signature& signature) {
+  const auto& slots = signature.slots();
+  for (std::size_t index = 0; index < slots.size(); ++index) {
+    const Slot& slot = slots[index];
+    PyObject* value = this->value(index);
+    if (value == nullptr) {
+      if (!slot.has_default) [[unlikely]] {
+        return fail(Reason::ArgumentCount, static_cast<int>(index));
+      }
+      continue;
+    }
+    if (value == Py_None && slot.type.optional) {
+      continue;
+    }
+    bool fits = true;
+    if (slot.type.list) {
+      fits = copy_list(index, slot.type, value);
+    } else if (slot.type.kind == ValueKind::Tensor) {
+      fits = check_tensor(value);
+    } else {
+      const Fit fit = fit_scalar(slot.type.kind, value);
+      if (fit == Fit::Converts) [[unlikely]] {
+        set_owned(index, int_as_float(value));
+        fits = this->value(index) != nullptr || fail(Reason::ArgumentType);
+      } else {
+        fits = fit == Fit::Passes || fail(Reason::ArgumentType);
+      }
+    }
+    if (!fits) [[unlikely]] {
+      failed_argument_ = static_cast<int>(index);
+      return false;
+    }
+  }
+  if (!torch_compat::has_plain_keys(keys_)) [[unlikely]] {
+    return fail(Reason::TensorKey);
+  }
+  return true;
+}
+
+// The elements are checked as they are copied: making the list may run a finaliser that changes the caller's list, and
+// the copy is what the body gets.
+bool BoundArguments::copy_list(std::size_t slot, const ValueType& type, PyObject* sequence) {
+  if (!is_sequence(sequence)) {
+    return fail(Reason::ArgumentType);
+  }
+  const Py_ssize_t size = PySequence_Fast_GET_SIZE(sequence);
+  PyRef list = PyRef::steal(PyList_New(size));
+  if (!list || PySequence_Fast_GET_SIZE(sequence) != size) [[unlikely]] {
+    PyErr_Clear();
+    return fail(Reason::ArgumentType);
+  }
+  PyObject** items = PySequence_Fast_ITEMS(sequence);
+  for (Py_ssize_t index = 0; index < size; ++index) {
+    PyObject* item = items[index];
+    if (item == Py_None && type.optional_element) {
+      // passes
+    } else if (type.kind == ValueKind::Tensor) {
+      if (!check_tensor(item)) [[unlikely]] {
+        return false;
+      }
+    } else {
+      const Fit fit = fit_scalar(type.kind, item);
+      if (fit == Fit::Converts) {
+        item = int_as_float(item);
+        if (item == nullptr) {
+          return fail(Reason::ArgumentType);
+        }
+        PyList_SET_ITEM(list.get(), index, item);
+        continue;
+      }
+      if (fit == Fit::Fails) [[unlikely]] {
+        return fail(Reason::ArgumentType);
+      }
+    }
+    Py_INCREF(item);
+    PyList_SET_ITEM(list.get(), index, item);
+  }
+  set_owned(slot, list.release());
+  return true;
+}
+
+void BoundArguments::set_owned(std::size_t slot, PyObject* value) {
+  storage_[slot + 1] = value;
+  if (value != nullptr) {
+    owned_ |= std::uint64_t{1} << slot;
+  }
+}
+
+bool BoundArguments::settle_defaults(const Signature& signature) {
+  const auto& slots = signature.slots();
+  passed_ = signature.positional_count();
+  while (passed_ > 0) {
+    const Slot& slot = slots[passed_ - 1];
+    if (!slot.has_default) {
+      break;
+    }
+    PyObject* given = value(passed_ - 1);
+    if (given != nullptr && !equals_default(slot, given)) {
+      break;
+    }
+    --passed_;
+  }
+  for (std::size_t index = 0; index < passed_; ++index) {
+    if (value(index) != nullptr) [[likely]] {
+      continue;
+    }
+    PyObject* fill = slots[index].default_value.get();
+    if (!PyList_CheckExact(fill)) {
+      storage_[index + 1] = fill;
+      continue;
+    }
+    set_owned(index, PyList_GetSlice(fill, 0, PyList_GET_SIZE(fill)));
+    if (value(index) == nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool BoundArguments::passes_keyword(const Signature& signature, std::size_t slot) const {
+  const Slot& keyword = signature.slots()[slot];
+  PyObject* given = value(slot);
+  return given != nullptr && !(keyword.has_default && equals_default(keyword, given));
+}
+
+PyObject* BoundArguments::call(const Signature& signature, PyObject* body) const {
+  const std::size_t count = signature.slots().size();
+  const std::size_t first_keyword = signature.positional_count();
+  if (first_keyword == count) [[likely]] {
+    // The callee may write to the element before the first, and restores it: that is what element 0 is for.
+    return PyObject_Vectorcall(body, storage_.data() + 1, passed_ | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  }
+  std::array<PyObject*, kMaxArguments + 1> values;
+  std::array<PyObject*, kMaxArguments> names;
+  std::copy_n(storage_.data() + 1, passed_, values.data() + 1);
+  std::size_t keywords = 0;
+  for (std::size_t slot = first_keyword; slot < count; ++slot) {
+    if (passes_keyword(signature, slot)) {
+      values[1 + passed_ + keywords] = value(slot);
+      names[keywords++] = signature.slots()[slot].name.get();
+    }
+  }
+  PyRef keyword_names;
+  if (keywords > 0) {
+    keyword_names = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(keywords)));
+    if (!keyword_names) {
+      return nullptr;
+    }
+    for (std::size_t index = 0; index < keywords; ++index) {
+      Py_INCREF(names[index]);
+      PyTuple_SET_ITEM(keyword_names.get(), static_cast<Py_ssize_t>(index), names[index]);
+    }
+  }
+  return PyObject_Vectorcall(body, values.data() + 1, passed_ | PY_VECTORCALL_ARGUMENTS_OFFSET, keyword_names.get());
+}
+
+PyRef BoundArguments::as_tuple(const Signature&) const {
+  PyRef tuple = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(passed_)));
+  for (std::size_t index = 0; tuple && index < passed_; ++index) {
+    Py_INCREF(value(index));
+    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(index), value(index));
+  }
+  return tuple;
+}
+
+PyRef BoundArguments::as_dict(const Signature& signature) const {
+  PyRef dict = PyRef::steal(PyDict_New());
+  for (std::size_t slot = signature.positional_count(); dict && slot < signature.slots().size(); ++slot) {
+    if (passes_keyword(signature, slot) &&
+        PyDict_SetItem(dict.get(), signature.slots()[slot].name.get(), value(slot)) < 0) {
+      return {};
+    }
+  }
+  return dict;
+}
+
+}  // namespace dutyfree::call

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+
+#include <array>
+#include <cstdint>
+
+#include "call/signature.h"
+#include "observe/reason.h"
+#include "torch_compat/tensor.h"
+
+namespace dutyfree::call {
+
+// A call as Python made it: by vectorcall (`keywords` is a tuple of names, their values follow the positional ones)
+// or by tp_call (`keyword_dict`). Everything is borrowed from the caller.
+struct CallArguments {
+  PyObject* const* values = nullptr;
+  std::size_t positional = 0;
+  PyObject* keywords = nullptr;
+  PyObject* keyword_dict = nullptr;
+};
+
+// One call's arguments in schema order, on the stack of the call. Values are borrowed from the caller, but for those
+// that are converted (lists are copied, ints become floats), which this object owns. Belongs to the call's thread.
+class BoundArguments {
+ public:
+  BoundArguments() = default;
+  BoundArguments(const BoundArguments&) = delete;
+  BoundArguments& operator=(const BoundArguments&) = delete;
+  ~BoundArguments();
+
+  // Places, checks and converts every argument and gathers the tensors' keys. Has no effect that a user can see. On
+  // failure PyTorch has to make the conversion or the error; no Python error is set.
+  bool bind(const Signature& signature, const CallArguments& call);
+
+  // After a failed bind: why, and which argument it was (-1 for the call as a whole).
+  observe::Reason failure() const { return failure_; }
+  int failed_argument() const { return failed_argument_; }
+
+  // Drops trailing arguments that equal their defaults and fills the other omitted ones in, as PyTorch does before a
+  // body runs. False with a Python error set when memory runs out.
+  bool settle_defaults(const Signature& signature);
+
+  // Calls `body` with the settled arguments.
+  PyObject* call(const Signature& signature, PyObject* body) const;
+
+  // The settled arguments as PyTorch would pass them, for cold paths. Null with a Python error set on failure.
+  PyRef as_tuple(const Signature& signature) const;
+  PyRef as_dict(const Signature& signature) const;
+
+  // Union of the tensor arguments' key sets.
+  c10::DispatchKeySet keys() const { return keys_; }
+
+  PyObject* value(std::size_t slot) const { return storage_[slot + 1]; }
+
+  // Calls `visit(TensorImpl&)` for every tensor of the given slots until it returns true; whether one did.
+  template <typename Visit>
+  bool any_tensor(const Signature& signature, const std::vector<std::uint8_t>& slots, Visit visit) const;
+
+ private:
+  bool place(const Signature& signature, const CallArguments& call);
+  bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
+  bool check(const Signature& signature);
+  bool check_tensor(PyObject* value);
+  bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
+  bool fail(observe::Reason reason, int argument = -1);
+  void set_owned(std::size_t slot, PyObject* value);
+  bool passes_keyword(const Signature& signature, std::size_t slot) const;
+
+  c10::DispatchKeySet keys_;
+  std::uint64_t owned_ = 0;  // slots whose value belongs to this object
+  std::size_t passed_ = 0;   // positional values that the body gets
+  int failed_argument_ = -1;
+  observe::Reason failure_ = observe::Reason::None;
+  // Element 0 is scratch space for PY_VECTORCALL_ARGUMENTS_OFFSET; slot i is element i + 1, null when omitted.
+  // Uninitialised beyond what `place` writes: clearing 64 pointers costs more than a call may.
+  std::array<PyObject*, kMaxArguments + 1> storage_;
+};
+
+template <typename Visit>
+bool BoundArguments::any_tensor(const Signature& signature,
+                                const std::vector<std::uint8_t>& slots,
+                                Visit visit) const {
+  for (const std::uint8_t slot : slots) {
+    PyObject* value = this->value(slot);
+    if (value == nullptr || value == Py_None) {
+      continue;
+    }
+    if (!signature.slots()[slot].type.list) {
+      if (visit(*torch_compat::tensor_impl(value))) {
+        return true;
+      }
+      continue;
+    }
+    // A body may have changed the list it was given, so its elements are checked again.
+    PyObject** items = PySequence_Fast_ITEMS(value);
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+      if (torch_compat::is_exact_tensor(items[index]) && visit(*torch_compat::tensor_impl(items[index]))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace dutyfree::call

@@ -1,0 +1,165 @@
+#include "call/call_slots.h"
+
+#include <structmember.h>
+
+#include "call/op_callable.h"
+
+namespace dutyfree::call {
+namespace {
+
+// One patched type. Borrowed: OpOverload and OpOverloadPacket live as long as the process.
+struct PatchedType {
+  PyTypeObject* type = nullptr;
+  ternaryfunc original = nullptr;
+};
+PatchedType overload;
+PatchedType packet;
+// Interned "_op"; owned for the life of the process.
+PyObject* op_name = nullptr;
+PyTypeObject* call_target_type = nullptr;
+
+// The instance attribute `_op`, a new reference, or null without a Python error.
+PyObject* current_op(PyObject* self) {
+  PyObject* op = PyObject_GenericGetAttr(self, op_name);
+  if (op == nullptr) [[unlikely]] {
+    PyErr_Clear();
+  }
+  return op;
+}
+
+PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const PyRef op = PyRef::steal(current_op(self));
+  if (!op) [[unlikely]] {
+    return overload.original(self, args, kwargs);
+  }
+  return is_op_callable(op.get()) ? call_with_tuple(op.get(), args, kwargs) : PyObject_Call(op.get(), args, kwargs);
+}
+
+// A packet's own __call__ also looks for script objects, so only packets with our callable skip it.
+PyObject* packet_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const PyRef op = PyRef::steal(current_op(self));
+  if (!op || !is_op_callable(op.get())) {
+    return packet.original(self, args, kwargs);
+  }
+  return call_with_tuple(op.get(), args, kwargs);
+}
+
+void patch(PatchedType& patched, PyTypeObject* type, ternaryfunc replacement) {
+  patched = {type, type->tp_call};
+  type->tp_call = replacement;
+  PyType_Modified(type);
+}
+
+void unpatch(PatchedType& patched, ternaryfunc replacement) {
+  // Someone who patched __call__ after us has taken the slot over already.
+  if (patched.type != nullptr && patched.type->tp_call == replacement) {
+    patched.type->tp_call = patched.original;
+    PyType_Modified(patched.type);
+  }
+  patched = {};
+}
+
+// --- _core.CallTarget ------------------------------------------------------------------------------------------------
+
+struct CallTarget {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* target;  // owned: the OpOverload; null until it is set
+};
+
+PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  const PyRef target = PyRef::borrow(reinterpret_cast<CallTarget*>(self)->target);
+  if (!target) [[unlikely]] {
+    PyErr_Format(PyExc_RuntimeError, "%s is not registered yet", Py_TYPE(self)->tp_name);
+    return nullptr;
+  }
+  if (Py_TYPE(target.get()) == overload.type && overload.type->tp_call == overload_call) [[likely]] {
+    const PyRef op = PyRef::steal(current_op(target.get()));
+    if (op) [[likely]] {
+      return PyObject_Vectorcall(op.get(), args, nargsf, keywords);
+    }
+  }
+  return PyObject_Vectorcall(target.get(), args, nargsf, keywords);
+}
+
+PyObject* call_target_new(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) {
+    reinterpret_cast<CallTarget*>(self)->vectorcall = call_target_vectorcall;
+  }
+  return self;
+}
+
+int call_target_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(reinterpret_cast<CallTarget*>(object)->target);
+  return 0;
+}
+
+int call_target_clear(PyObject* object) {
+  Py_CLEAR(reinterpret_cast<CallTarget*>(object)->target);
+  return 0;
+}
+
+void call_target_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  Py_CLEAR(reinterpret_cast<CallTarget*>(object)->target);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMemberDef call_target_members[] = {
+    {"_call_target", T_OBJECT, offsetof(CallTarget, target), 0, "The OpOverload that a call goes to."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot call_target_slots[] = {{Py_tp_new, reinterpret_cast<void*>(call_target_new)},
+                                   {Py_tp_dealloc, reinterpret_cast<void*>(call_target_dealloc)},
+                                   {Py_tp_traverse, reinterpret_cast<void*>(call_target_traverse)},
+                                   {Py_tp_clear, reinterpret_cast<void*>(call_target_clear)},
+                                   {Py_tp_members, call_target_members},
+                                   {0, nullptr}};
+
+PyType_Spec call_target_spec = {"dutyfree._core.CallTarget", sizeof(CallTarget), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, call_target_slots};
+
+}  // namespace
+
+PyObject* install_call_slots(PyObject*, PyObject* args) {
+  PyObject *overload_type = nullptr, *packet_type = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &overload_type, &PyType_Type, &packet_type)) {
+    return nullptr;
+  }
+  if (overload.type == nullptr) {
+    patch(overload, reinterpret_cast<PyTypeObject*>(overload_type), overload_call);
+    patch(packet, reinterpret_cast<PyTypeObject*>(packet_type), packet_call);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* remove_call_slots(PyObject*, PyObject*) {
+  unpatch(overload, overload_call);
+  unpatch(packet, packet_call);
+  Py_RETURN_NONE;
+}
+
+bool add_call_target_type(PyObject* module) {
+  op_name = PyUnicode_InternFromString("_op");
+  call_target_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&call_target_spec));
+  return op_name != nullptr && call_target_type != nullptr && PyModule_AddType(module, call_target_type) == 0;
+}
+
+PyObject* enable_vectorcall(PyObject*, PyObject* cls) {
+  if (!PyType_Check(cls) || PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(cls), call_target_type) == 0) {
+    PyErr_SetString(PyExc_TypeError, "enable_vectorcall takes a subclass of CallTarget");
+    return nullptr;
+  }
+  auto* type = reinterpret_cast<PyTypeObject*>(cls);
+  type->tp_vectorcall_offset = offsetof(CallTarget, vectorcall);
+  type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+  type->tp_call = PyVectorcall_Call;
+  PyType_Modified(type);
+  Py_RETURN_NONE;
+}
+
+}  // namespace dutyfree::call

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "call/arguments.h"
+#include "call/dispatch_walk.h"
+#include "call/operator.h"
+
+namespace dutyfree::call {
+
+// The direct path: bump the versions of mutated arguments, run the body below autograd, settle its result. A new
+// reference, or null with a Python error set.
+PyObject* run_direct(Operator& op,
+                     const Decision& decision,
+                     const torch_compat::LocalKeySets& local,
+                     BoundArguments& arguments);
+
+}  // namespace dutyfree::call

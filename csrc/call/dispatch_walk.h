@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/core/DispatchKey.h>
+
+#include "call/arguments.h"
+#include "call/operator.h"
+#include "observe/reason.h"
+#include "torch_compat/thread_state.h"
+
+namespace dutyfree::call {
+
+// What one call has to do. Made anew for every call.
+struct Decision {
+  observe::Path path = observe::Path::PyTorch;
+  observe::Reason reason = observe::Reason::None;
+  int argument = -1;                                       // the slot that decided, where one did
+  c10::DispatchKey key = c10::DispatchKey::Undefined;      // the dispatch key that decided, where one did
+  BackendKernel* backend = nullptr;                        // whose function to run; valid until Python code runs
+  bool stale = false;                                      // `backend` must be refreshed and the call decided again
+  bool below_autograd = false;                             // the body runs with the autograd keys excluded
+  bool bumps_versions = false;                             // mutated arguments get a new version first
+  int kernels_crossed = 0;                                 // Python kernels that PyTorch would send the result through
+};
+
+// Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk
+// down the operator's dispatch table for as long as the kernels on the way are known ones. Runs no Python code and has
+// no side effect.
+Decision decide(Operator& op,
+                const CallArguments& call,
+                const torch_compat::LocalKeySets& local,
+                BoundArguments& arguments);
+
+}  // namespace dutyfree::call

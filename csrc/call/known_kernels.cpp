@@ -1,0 +1,72 @@
+#include "call/known_kernels.h"
+
+#include "torch_compat/dispatch_table.h"
+
+namespace dutyfree::call {
+
+PyObject* BackendKernel::function() const {
+  PyObject* entry = PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get());
+  if (entry == nullptr || entry != entry_.get()) [[unlikely]] {
+    return nullptr;
+  }
+  if (PySet_GET_SIZE(parts_.disabled.get()) != 0) [[unlikely]] {
+    // A str or None is looked up, so this runs no Python code and can't fail.
+    if (PySet_Contains(parts_.disabled.get(), parts_.device_type.get()) == 1) {
+      return parts_.default_function.get();
+    }
+  }
+  return function_.get();
+}
+
+bool BackendKernel::refresh() {
+  PyRef entry = PyRef::borrow(PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get()));
+  if (!entry) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetObject(PyExc_KeyError, parts_.device_type.get());
+    }
+    return false;
+  }
+  PyRef function = PyRef::steal(PyObject_CallOneArg(parts_.unwrap.get(), entry.get()));
+  if (!function) {
+    return false;
+  }
+  function_ = std::move(function);
+  entry_ = std::move(entry);
+  return true;
+}
+
+int BackendKernel::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(parts_.functions.get());
+  Py_VISIT(parts_.disabled.get());
+  Py_VISIT(parts_.device_type.get());
+  Py_VISIT(parts_.default_function.get());
+  Py_VISIT(parts_.unwrap.get());
+  Py_VISIT(parts_.judge.get());
+  Py_VISIT(entry_.get());
+  Py_VISIT(function_.get());
+  return 0;
+}
+
+KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel, std::unique_ptr<BackendKernel> backend)
+    : role(role),
+      identity(torch_compat::kernel_identity(kernel)),
+      kernel(std::move(kernel)),
+      backend(std::move(backend)) {}
+
+void KnownKernels::clear() {
+  // Emptied before the Python objects die: their finalisers may call the operator.
+  const std::vector<KnownKernel> dying = std::exchange(kernels_, {});
+}
+
+int KnownKernels::traverse(visitproc visit, void* arg) const {
+  for (const KnownKernel& kernel : kernels_) {
+    if (kernel.backend != nullptr) {
+      if (const int stop = kernel.backend->traverse(visit, arg); stop != 0) {
+        return stop;
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace dutyfree::call

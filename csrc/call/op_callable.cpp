@@ -1,0 +1,328 @@
+#include "call/op_callable.h"
+
+#include <structmember.h>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "call/direct.h"
+#include "torch_compat/dispatch_table.h"
+
+namespace dutyfree::call {
+
+PyTypeObject* operator_type = nullptr;
+PyTypeObject* op_callable_type = nullptr;
+
+namespace {
+
+using observe::Path;
+
+// Decides and, where the call is direct, makes it. Returns whether it did; `*result` then is the outcome.
+bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
+  const torch_compat::LocalKeySets local;
+  for (;;) {
+    BoundArguments arguments;
+    const Decision decision = decide(op, call, local, arguments);
+    if (decision.stale) [[unlikely]] {
+      if (!decision.backend->refresh()) {
+        *result = nullptr;
+        return true;
+      }
+      continue;  // Python code ran: everything may be different
+    }
+    op.counters().count(decision.path, decision.reason);
+    if (decision.path != Path::Direct) [[unlikely]] {
+      return false;
+    }
+    *result = run_direct(op, decision, local, arguments);
+    return true;
+  }
+}
+
+PyObject* vectorcall(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  auto* callable = reinterpret_cast<OpCallable*>(self);
+  const CallArguments call{.values = args,
+                           .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)),
+                           .keywords = keywords};
+  PyObject* result = nullptr;
+  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
+    return result;
+  }
+  return PyObject_Vectorcall(callable->pytorch, args, nargsf, keywords);
+}
+
+// --- _core.OpCallable ------------------------------------------------------------------------------------------------
+
+PyObject* op_callable_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"pytorch", "operator", nullptr};
+  PyObject *pytorch = nullptr, *owner = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!", const_cast<char**>(names), &pytorch, operator_type, &owner)) {
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<OpCallable*>(type->tp_alloc(type, 0));
+  if (self != nullptr) {
+    self->vectorcall = vectorcall;
+    self->pytorch = Py_NewRef(pytorch);
+    self->owner = reinterpret_cast<OperatorObject*>(Py_NewRef(owner));
+  }
+  return reinterpret_cast<PyObject*>(self);
+}
+
+int op_callable_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<OpCallable*>(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->pytorch);
+  Py_VISIT(self->owner);
+  return 0;
+}
+
+// No tp_clear: a callable must stay callable for as long as anyone can reach it, and the operator it points to breaks
+// the cycles.
+void op_callable_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<OpCallable*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  if (self->weak_references != nullptr) {
+    PyObject_ClearWeakRefs(object);
+  }
+  Py_XDECREF(self->pytorch);
+  Py_XDECREF(reinterpret_cast<PyObject*>(self->owner));
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+Py_hash_t op_callable_hash(PyObject* object) { return PyObject_Hash(reinterpret_cast<OpCallable*>(object)->pytorch); }
+
+PyObject* op_callable_getattro(PyObject* object, PyObject* name) {
+  PyObject* own = PyObject_GenericGetAttr(object, name);
+  if (own != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    return own;
+  }
+  PyErr_Clear();
+  return PyObject_GetAttr(reinterpret_cast<OpCallable*>(object)->pytorch, name);
+}
+
+int op_callable_setattro(PyObject* object, PyObject* name, PyObject* value) {
+  auto* self = reinterpret_cast<OpCallable*>(object);
+  return value == nullptr ? PyObject_DelAttr(self->pytorch, name) : PyObject_SetAttr(self->pytorch, name, value);
+}
+
+PyObject* op_callable_repr(PyObject* object) {
+  return PyUnicode_FromFormat("<dutyfree callable of %s>",
+                              reinterpret_cast<OpCallable*>(object)->owner->op->name().c_str());
+}
+
+PyMemberDef op_callable_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(OpCallable, vectorcall), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(OpCallable, weak_references), READONLY, nullptr},
+    {"pytorch", T_OBJECT_EX, offsetof(OpCallable, pytorch), READONLY, "The callable that was there before."},
+    {"operator", T_OBJECT_EX, offsetof(OpCallable, owner), READONLY, "The operator's C++ side."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot op_callable_slots[] = {{Py_tp_new, reinterpret_cast<void*>(op_callable_new)},
+                                   {Py_tp_dealloc, reinterpret_cast<void*>(op_callable_dealloc)},
+                                   {Py_tp_traverse, reinterpret_cast<void*>(op_callable_traverse)},
+                                   {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                   {Py_tp_hash, reinterpret_cast<void*>(op_callable_hash)},
+                                   {Py_tp_getattro, reinterpret_cast<void*>(op_callable_getattro)},
+                                   {Py_tp_setattro, reinterpret_cast<void*>(op_callable_setattro)},
+                                   {Py_tp_repr, reinterpret_cast<void*>(op_callable_repr)},
+                                   {Py_tp_members, op_callable_members},
+                                   {0, nullptr}};
+
+PyType_Spec op_callable_spec = {"dutyfree._core.OpCallable", sizeof(OpCallable), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                                op_callable_slots};
+
+// --- _core.Operator --------------------------------------------------------------------------------------------------
+
+Operator& operator_of(PyObject* object) { return *reinterpret_cast<OperatorObject*>(object)->op; }
+
+PyObject* operator_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"name", nullptr};
+  const char* name = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s", const_cast<char**>(names), &name)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  auto op = Operator::find(name);
+  if (op == nullptr) {
+    return nullptr;
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) {
+    new (&reinterpret_cast<OperatorObject*>(self)->op) std::unique_ptr<Operator>(std::move(op));
+  }
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+int operator_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  return operator_of(object).kernels().traverse(visit, arg);
+}
+
+int operator_clear(PyObject* object) {
+  operator_of(object).kernels().clear();
+  return 0;
+}
+
+void operator_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  reinterpret_cast<OperatorObject*>(object)->op.~unique_ptr();
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+// The kernel registered last for a dispatch key (an alias key too).
+const c10::KernelFunction& registered_kernel(const Operator& op, const char* key) {
+  return op.entry().kernelForDispatchKey(c10::parseDispatchKey(key));
+}
+
+PyObject* operator_know(PyObject* object, PyObject* args) {
+  const char* role_name = nullptr;
+  const char* key = nullptr;
+  PyObject *functions = nullptr, *disabled = nullptr, *device_type = nullptr, *default_function = nullptr,
+           *unwrap = nullptr, *judge = nullptr;
+  if (!PyArg_ParseTuple(args, "ss|O!O!OOOO", &role_name, &key, &PyDict_Type, &functions, &PySet_Type, &disabled,
+                        &device_type, &default_function, &unwrap, &judge)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  const std::string role = role_name;
+  auto& kernels = operator_of(object).kernels();
+  const auto& kernel = registered_kernel(operator_of(object), key);
+  if (role == "autograd") {
+    kernels.add({KnownKernel::Role::Autograd, kernel, nullptr});
+  } else if (role == "adinplaceorview") {
+    kernels.add({KnownKernel::Role::ADInplaceOrView, kernel, nullptr});
+  } else if (role == "backend" && judge != nullptr) {
+    kernels.add({KnownKernel::Role::Backend, kernel,
+                 std::make_unique<BackendKernel>(BackendKernel::Parts{
+                     .functions = PyRef::borrow(functions),
+                     .disabled = PyRef::borrow(disabled),
+                     .device_type = PyRef::borrow(device_type),
+                     .default_function = PyRef::borrow(default_function),
+                     .unwrap = PyRef::borrow(unwrap),
+                     .judge = PyRef::borrow(judge),
+                 })});
+  } else {
+    PyErr_Format(PyExc_ValueError, "no kernel role %s takes these arguments", role_name);
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* operator_forget(PyObject* object, PyObject*) {
+  operator_of(object).kernels().clear();
+  Py_RETURN_NONE;
+}
+
+// explain(args, kwargs) -> (path, reason, slot or -1, dispatch key or None)
+PyObject* operator_explain(PyObject* object, PyObject* args) {
+  PyObject *positional = nullptr, *keywords = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  BoundArguments arguments;
+  const CallArguments call{.values = &PyTuple_GET_ITEM(positional, 0),
+                           .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(positional)),
+                           .keyword_dict = keywords};
+  const Decision decision = decide(operator_of(object), call, torch_compat::LocalKeySets(), arguments);
+  const bool keyed = decision.key != c10::DispatchKey::Undefined;
+  return Py_BuildValue("ssis", observe::name(decision.path), observe::name(decision.reason), decision.argument,
+                       keyed ? c10::toString(decision.key) : nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+// counters() -> ({path: calls}, {reason: calls})
+PyObject* operator_counters(PyObject* object, PyObject*) {
+  const auto& counters = operator_of(object).counters();
+  const PyRef paths = PyRef::steal(PyDict_New());
+  const PyRef reasons = PyRef::steal(PyDict_New());
+  if (!paths || !reasons) {
+    return nullptr;
+  }
+  for (std::size_t index = 0; index < observe::kPathNames.size(); ++index) {
+    const PyRef calls = PyRef::steal(PyLong_FromUnsignedLongLong(counters.calls(static_cast<Path>(index))));
+    if (!calls || PyDict_SetItemString(paths.get(), observe::kPathNames[index], calls.get()) < 0) {
+      return nullptr;
+    }
+  }
+  for (std::size_t index = 1; index < observe::kReasonNames.size(); ++index) {
+    const std::uint64_t count = counters.calls(static_cast<observe::Reason>(index));
+    if (count == 0) {
+      continue;
+    }
+    const PyRef calls = PyRef::steal(PyLong_FromUnsignedLongLong(count));
+    if (!calls || PyDict_SetItemString(reasons.get(), observe::kReasonNames[index], calls.get()) < 0) {
+      return nullptr;
+    }
+  }
+  return PyTuple_Pack(2, paths.get(), reasons.get());
+}
+
+PyObject* operator_reset_counters(PyObject* object, PyObject*) {
+  operator_of(object).counters().reset();
+  Py_RETURN_NONE;
+}
+
+PyObject* operator_unsupported(PyObject* object, void*) {
+  const char* unsupported = operator_of(object).unsupported();
+  if (unsupported == nullptr) {
+    Py_RETURN_NONE;
+  }
+  return PyUnicode_FromString(unsupported);
+}
+
+PyMethodDef operator_methods[] = {
+    {"know", operator_know, METH_VARARGS, "Record what the kernel now registered for a dispatch key does."},
+    {"forget", operator_forget, METH_NOARGS, "Forget every kernel: all calls go PyTorch's way from now on."},
+    {"explain", operator_explain, METH_VARARGS, "The path that a call would take: (path, reason, slot, key)."},
+    {"counters", operator_counters, METH_NOARGS, "Calls by path and by reason."},
+    {"reset_counters", operator_reset_counters, METH_NOARGS, "Set every counter to zero."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef operator_getset[] = {
+    {"unsupported", operator_unsupported, nullptr, "Why no call can be direct, or None.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot operator_slots[] = {{Py_tp_new, reinterpret_cast<void*>(operator_new)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(operator_dealloc)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(operator_traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(operator_clear)},
+                                {Py_tp_methods, operator_methods},
+                                {Py_tp_getset, operator_getset},
+                                {0, nullptr}};
+
+PyType_Spec operator_spec = {"dutyfree._core.Operator", sizeof(OperatorObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, operator_slots};
+
+PyTypeObject* add_type(PyObject* module, PyType_Spec* spec) {
+  auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(spec));
+  return type != nullptr && PyModule_AddType(module, type) == 0 ? type : nullptr;
+}
+
+}  // namespace
+
+bool add_op_callable_types(PyObject* module) {
+  operator_type = add_type(module, &operator_spec);
+  op_callable_type = add_type(module, &op_callable_spec);
+  return operator_type != nullptr && op_callable_type != nullptr;
+}
+
+PyObject* call_with_tuple(PyObject* op_callable, PyObject* args, PyObject* kwargs) {
+  auto* callable = reinterpret_cast<OpCallable*>(op_callable);
+  const CallArguments call{.values = &PyTuple_GET_ITEM(args, 0),
+                           .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(args)),
+                           .keyword_dict = kwargs};
+  PyObject* result = nullptr;
+  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
+    return result;
+  }
+  return PyObject_Call(callable->pytorch, args, kwargs);
+}
+
+}  // namespace dutyfree::call

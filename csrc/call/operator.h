@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "call/known_kernels.h"
+#include "call/signature.h"
+#include "observe/counters.h"
+
+namespace dutyfree::call {
+
+// All that the direct path keeps of one operator. The Python object `_core.Operator` owns it, the callables put in
+// front of the operator share that object; every member needs the GIL.
+class Operator {
+ public:
+  // Throws where the dispatcher has no such operator; null with a Python error set where Python fails.
+  static std::unique_ptr<Operator> find(const std::string& name);
+
+  const c10::OperatorHandle& handle() const { return handle_; }
+  const c10::impl::OperatorEntry& entry() const { return entry_; }
+  const c10::FunctionSchema& schema() const { return schema_; }
+  const Signature& signature() const { return signature_; }
+  const std::string& name() const { return name_; }
+
+  // Tag.inplace returns its first argument, Tag.out its mutated keyword-only ones; the others may alias nothing.
+  bool returns_mutated() const { return returns_mutated_; }
+  // Slots of the arguments that `returns_mutated` operators return.
+  const std::vector<std::uint8_t>& returned_slots() const { return returned_slots_; }
+  // Why no call can be direct, or null.
+  const char* unsupported() const { return unsupported_.empty() ? nullptr : unsupported_.c_str(); }
+
+  KnownKernels& kernels() { return kernels_; }
+  const KnownKernels& kernels() const { return kernels_; }
+  observe::Counters& counters() { return counters_; }
+
+ private:
+  Operator(c10::OperatorHandle handle, Signature signature);
+
+  c10::OperatorHandle handle_;
+  // A handle does not own its entry. This does, so a callable that outlives its library finds an entry without
+  // kernels, not freed memory.
+  c10::RegistrationHandleRAII pin_;
+  const c10::impl::OperatorEntry& entry_;
+  c10::FunctionSchema schema_;  // a copy: the entry's own goes with the library
+  Signature signature_;
+  std::string name_;
+  bool returns_mutated_ = false;
+  std::vector<std::uint8_t> returned_slots_;
+  std::string unsupported_;
+  KnownKernels kernels_;
+  observe::Counters counters_;
+};
+
+}  // namespace dutyfree::call

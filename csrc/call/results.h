@@ -1,0 +1,18 @@
+#pragma once
+
+#include "call/arguments.h"
+#include "call/operator.h"
+#include "py_ref.h"
+
+namespace dutyfree::call {
+
+// Turns what a body returned into what the caller gets: PyTorch's checks, conversions and errors, the alias check
+// included. `judge` is the backend kernel's (see BackendKernel::judge), `kernels_crossed` the number of Python kernels
+// that PyTorch would have sent the result through. Null with a Python error set where PyTorch raises.
+PyObject* settle_result(const Operator& op,
+                        const BoundArguments& arguments,
+                        PyRef result,
+                        PyObject* judge,
+                        int kernels_crossed);
+
+}  // namespace dutyfree::call

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/function_schema.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "py_ref.h"
+
+namespace dutyfree::call {
+
+// PyTorch's dispatcher accepts no operator with more arguments.
+inline constexpr std::size_t kMaxArguments = 64;
+
+enum class ValueKind : std::uint8_t { Tensor, Int, Float, Bool, Str, Scalar, DType, Device, Other };
+
+// How a value of one schema type is recognised.
+struct ValueType {
+  ValueKind kind = ValueKind::Other;
+  bool list = false;
+  bool optional = false;          // None may stand for the value
+  bool optional_element = false;  // None may stand for an element of the list
+};
+
+struct Slot {
+  ValueType type;
+  bool has_default = false;
+  PyRef name;           // interned
+  PyRef default_value;  // as a body would see it; a list is copied before a body gets it
+};
+
+// A schema compiled once, when an operator is set up. Immutable afterwards, so any thread may read it under the GIL.
+class Signature {
+ public:
+  // Null with a Python error set when a default has no Python form.
+  static std::optional<Signature> compile(const c10::FunctionSchema& schema);
+
+  const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<ValueType>& results() const { return results_; }
+  // Slots before this index are positional (or named), those from it on are keyword-only.
+  std::size_t positional_count() const { return positional_count_; }
+  // Slots that hold tensors or lists of tensors, and those of them that the schema says are mutated.
+  const std::vector<std::uint8_t>& tensor_slots() const { return tensor_slots_; }
+  const std::vector<std::uint8_t>& mutated_slots() const { return mutated_slots_; }
+  // The first argument or result without a direct path ("argument x: Dict(str, int)"), empty when all have one.
+  const std::string& unsupported() const { return unsupported_; }
+
+ private:
+  std::vector<Slot> slots_;
+  std::vector<ValueType> results_;
+  std::size_t positional_count_ = 0;
+  std::vector<std::uint8_t> tensor_slots_;
+  std::vector<std::uint8_t> mutated_slots_;
+  std::string unsupported_;
+};
+
+}  // namespace dutyfree::call

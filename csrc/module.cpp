@@ -1,0 +1,30 @@
+#include <Python.h>
+
+#include "call/call_slots.h"
+#include "call/op_callable.h"
+#include "torch_compat/eval_frame.h"
+
+namespace {
+
+PyMethodDef methods[] = {
+    {"install_call_slots", dutyfree::call::install_call_slots, METH_VARARGS,
+     "Let calls of OpOverload and OpOverloadPacket objects skip a Python frame."},
+    {"remove_call_slots", dutyfree::call::remove_call_slots, METH_NOARGS, "Undo install_call_slots."},
+    {"enable_vectorcall", dutyfree::call::enable_vectorcall, METH_O,
+     "Let calls of a CallTarget subclass's instances skip the frame of its __call__."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "dutyfree._core", "The C++ core of dutyfree.", -1, methods,
+                          nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__core() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
+      !dutyfree::call::add_op_callable_types(module) || !dutyfree::call::add_call_target_type(module)) {
+    Py_XDECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,82 @@
+#include "torch_compat/conversion.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+namespace py = pybind11;
+
+namespace dutyfree::torch_compat {
+namespace {
+
+// Sets the Python error that PyTorch's binding of an operator sets for the exception in flight.
+void set_python_error() {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (py::builtin_exception& error) {
+    error.set_error();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
+
+bool holds_kind(const c10::TypePtr& type, c10::TypeKind kind) {
+  if (type->kind() == kind) {
+    return true;
+  }
+  const auto optional = type->cast<c10::OptionalType>();
+  return optional && optional->getElementType()->kind() == kind;
+}
+
+torch::jit::Stack to_stack(const c10::FunctionSchema& schema, const py::object& result) {
+  const auto& returns = schema.returns();
+  torch::jit::Stack stack;
+  if (returns.empty()) {
+    TORCH_CHECK(result.is_none(), "Expected PythonKernelHolder for ", schema.operator_name(),
+                " to return None but it returned something else instead.");
+    return stack;
+  }
+  if (returns.size() == 1) {
+    stack.push_back(torch::jit::toIValue(result, returns[0].real_type()));
+    return stack;
+  }
+  const auto values = py::cast<py::sequence>(result);
+  const std::size_t count = values.size();
+  TORCH_CHECK(count <= returns.size(), "Expected the kernel of ", schema.operator_name(), " to return ",
+              returns.size(), " values, as its schema says, but it returned ", count, ". Schema: ", schema);
+  for (std::size_t index = 0; index < count; ++index) {
+    stack.push_back(torch::jit::toIValue(py::object(values[index]), returns[index].real_type()));
+  }
+  return stack;
+}
+
+}  // namespace
+
+PyRef default_as_python(const c10::Argument& argument) {
+  try {
+    const c10::IValue& value = *argument.default_value();
+    const auto& type = argument.real_type();
+    if (!value.isNone() && holds_kind(type, c10::TypeKind::ScalarTypeType)) {
+      return PyRef::borrow(
+          reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<c10::ScalarType>(value.toInt()))));
+    }
+    return PyRef::steal(torch::jit::toPyObject(value).release().ptr());
+  } catch (...) {
+    set_python_error();
+    return {};
+  }
+}
+
+PyRef result_through_kernel(const c10::FunctionSchema& schema, PyObject* result) {
+  try {
+    auto stack = to_stack(schema, py::reinterpret_borrow<py::object>(result));
+    return PyRef::steal(torch::jit::createPyObjectForStack(std::move(stack)).release().ptr());
+  } catch (...) {
+    set_python_error();
+    return {};
+  }
+}
+
+}  // namespace dutyfree::torch_compat

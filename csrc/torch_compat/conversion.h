@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/function_schema.h>
+
+#include "py_ref.h"
+
+// PyTorch's own conversions between Python objects and IValues. Cold: the direct path meets them when an operator is
+// set up and when a result is not already what its schema says.
+namespace dutyfree::torch_compat {
+
+// The default of `argument` as a body would see it (a ScalarType as torch.dtype, …). Null with a Python error set
+// where it can't be shown.
+PyRef default_as_python(const c10::Argument& argument);
+
+// What a caller sees of `result` after one Python kernel returned it: PyTorch's checks, conversions and errors.
+// Null with a Python error set where PyTorch raises. One case is ours: more values than the schema has, where PyTorch
+// 2.13 reads past the end of the schema and crashes.
+PyRef result_through_kernel(const c10::FunctionSchema& schema, PyObject* result);
+
+}  // namespace dutyfree::torch_compat

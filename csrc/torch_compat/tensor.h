@@ -1,0 +1,49 @@
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+// What a call needs to know of a tensor, without a reference count or a Python attribute.
+namespace dutyfree::torch_compat {
+
+// torch.Tensor and torch.nn.Parameter themselves: no subclass, hence no __torch_function__ and no __torch_dispatch__.
+inline bool is_exact_tensor(PyObject* object) { return THPVariable_CheckExact(object); }
+
+inline c10::TensorImpl* tensor_impl(PyObject* exact_tensor) {
+  return THPVariable_Unpack(exact_tensor).unsafeGetTensorImpl();
+}
+
+// The keys of an ordinary dense tensor on any backend. A tensor with another key (sparse, quantized, conjugated,
+// negated, named, nested, functional, a Python subclass, …) is PyTorch's.
+inline constexpr c10::DispatchKeySet kPlainTensorKeys =
+    c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::ADInplaceOrView,
+                         c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::AutogradOther}) |
+    c10::autocast_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask);
+
+inline bool has_plain_keys(c10::DispatchKeySet keys) {
+  // On the raw bits: subtracting key sets never removes a backend's.
+  return (keys.raw_repr() & ~kPlainTensorKeys.raw_repr()) == 0;
+}
+
+// The key that makes a tensor not plain, by the dispatcher's order; Undefined where none does.
+inline c10::DispatchKey first_special_key(c10::DispatchKeySet keys) {
+  return has_plain_keys(keys) ? c10::DispatchKey::Undefined : (keys - kPlainTensorKeys).highestPriorityTypeId();
+}
+
+inline bool requires_grad(const c10::TensorImpl& tensor) {
+  return tensor.autograd_meta() != nullptr && tensor.requires_grad();
+}
+
+// An inference tensor has no version counter; PyTorch refuses to mutate it outside inference mode.
+inline bool can_bump_version(const c10::TensorImpl& tensor) {
+  return tensor.version_counter().enabled() || c10::InferenceMode::is_enabled();
+}
+
+// The identity that PyTorch's alias check compares, or null where a tensor has no storage.
+inline const c10::StorageImpl* storage_identity(const c10::TensorImpl& tensor) {
+  return tensor.has_storage() ? tensor.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+}  // namespace dutyfree::torch_compat
