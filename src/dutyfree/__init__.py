@@ -1,0 +1,6 @@
+"""Custom operators for PyTorch without the dispatcher tax."""
+
+from dutyfree.custom_op import CustomOp, fast_custom_op
+from dutyfree.explain import OperatorStats, Plan, explain, reset_stats, stats
+
+__all__ = ["CustomOp", "OperatorStats", "Plan", "explain", "fast_custom_op", "reset_stats", "stats"]

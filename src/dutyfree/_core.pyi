@@ -1,0 +1,46 @@
+"""What the C++ core offers to the Python side."""
+
+from collections.abc import Callable
+from typing import Any
+
+class Operator:
+    """One operator's C++ side: compiled schema, known kernels, counters."""
+
+    def __init__(self, name: str) -> None: ...
+    @property
+    def unsupported(self) -> str | None: ...
+    def know(
+        self,
+        role: str,
+        key: str,
+        functions: dict[str | None, Callable[..., Any]] = ...,
+        disabled: set[str | None] = ...,
+        device_type: str | None = ...,
+        default_function: Callable[..., Any] = ...,
+        unwrap: Callable[[Callable[..., Any]], Callable[..., Any]] = ...,
+        judge: Callable[[object, tuple[Any, ...], dict[str, Any]], object] = ...,
+        /,
+    ) -> None: ...
+    def forget(self) -> None: ...
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[str, str, int, str | None]: ...
+    def counters(self) -> tuple[dict[str, int], dict[str, int]]: ...
+    def reset_counters(self) -> None: ...
+
+class OpCallable:
+    """What stands in an OpOverload's or a packet's ``_op``."""
+
+    def __init__(self, pytorch: Callable[..., Any], operator: Operator) -> None: ...
+    @property
+    def pytorch(self) -> Callable[..., Any]: ...
+    @property
+    def operator(self) -> Operator: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class CallTarget:
+    """Base of classes whose instances stand for an operator."""
+
+    _call_target: object
+
+def install_call_slots(overload_type: type, packet_type: type, /) -> None: ...
+def remove_call_slots() -> None: ...
+def enable_vectorcall(cls: type, /) -> None: ...

@@ -1,0 +1,47 @@
+"""Puts the C++ callable in front of a registered operator, and takes it away again.
+
+Every spelling of an operator ends in the ``_op`` of its OpOverload or of its packet. Those two attributes are all that
+changes: the objects, their schema, tags and hash stay what they are.
+"""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from dutyfree import _core
+
+
+def is_plain_call(cls: type) -> bool:
+    """Whether ``cls.__call__`` does nothing but ``self._op(*args, **kwargs)``, packets' script objects aside."""
+    code = getattr(cls.__call__, "__code__", None)
+    return code is not None and set(code.co_names) <= {
+        "_op",
+        "_has_torchbind_op_overload",
+        "_must_dispatch_in_python",
+        "_call_overload_packet_from_python",
+    }
+
+
+def install_call_slots() -> None:
+    """Let calls of OpOverload and OpOverloadPacket objects skip a Python frame, unless someone changed ``__call__``."""
+    if is_plain_call(OpOverload) and is_plain_call(OpOverloadPacket):
+        _core.install_call_slots(OpOverload, OpOverloadPacket)
+
+
+def attach(overload: Any, operator: _core.Operator) -> None:
+    """Put ``operator``'s callable in front of ``overload`` and, where it has no other overload, of its packet."""
+    install_call_slots()
+    overload._op = _core.OpCallable(overload._op, operator)
+    packet = overload.overloadpacket
+    if packet._overload_names == [overload._schema.overload_name]:
+        packet._op = _core.OpCallable(packet._op, operator)
+        # TorchScript finds an operator by the identity of this object.
+        torch.jit._builtins._register_builtin(packet._op, packet._qualified_op_name)
+
+
+def front_of(op: object) -> _core.Operator | None:
+    """The C++ side that stands in front of a CustomOpDef, an OpOverload or a packet; None where none does."""
+    target: Any = getattr(op, "_opoverload", op)
+    callable_ = getattr(target, "_op", None)
+    return callable_.operator if isinstance(callable_, _core.OpCallable) else None

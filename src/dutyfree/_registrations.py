@@ -1,0 +1,108 @@
+"""Recognises the kernels that torch's CustomOpDef registers, as it registers them.
+
+``CustomOpDef`` hands its kernels to ``Library.impl``. Listening there tells, for each kernel, the dispatch key and the
+Python function; whether the function is the one that this code knows is decided by its qualified name, so that an
+unknown version of torch loses speed and nothing else.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._library.custom_ops import CustomOpDef
+
+from dutyfree import _core
+
+Kernel = Callable[..., Any]
+
+_AUTOGRAD = "make_autograd_impl.<locals>.autograd_impl"
+_VERSION_BUMP = "CustomOpDef._register_mutation_version_bump.<locals>.adinplaceorview_impl"
+_BACKEND = "CustomOpDef.register_kernel.<locals>.inner.<locals>.backend_impl"
+_BODY = "CustomOpDef.register_kernel.<locals>.inner.<locals>.wrapped_fn"
+
+
+@contextmanager
+def listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
+    """Collect the (dispatch key, function) of every ``library.impl`` call inside the block."""
+    heard: list[tuple[str, Kernel]] = []
+    impl = library.impl
+
+    def listening(name: Any, function: Kernel, dispatch_key: str = "", **options: Any) -> Any:
+        result = impl(name, function, dispatch_key, **options)
+        heard.append((dispatch_key, function))
+        return result
+
+    library.impl = listening
+    try:
+        yield heard
+    finally:
+        del library.impl
+
+
+def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tuple[str, Kernel]]) -> None:
+    """Tell the core what the kernels do that were registered just now. None of them may be overridden yet."""
+    for key, function in registered:
+        name = getattr(function, "__qualname__", "")
+        if name == _AUTOGRAD and key == "Autograd":
+            operator.know("autograd", key)
+        elif name == _VERSION_BUMP and key == "ADInplaceOrView":
+            operator.know("adinplaceorview", key)
+        elif name == _BACKEND and isinstance(function, types.FunctionType):
+            # The kernel looks its function up by the device type in its closure, which in a registration for several
+            # devices is the last one for all of them.
+            device_type = _closure(function)["device_type"].cell_contents
+            operator.know(
+                "backend",
+                key,
+                definition._backend_fns,
+                definition._disabled_kernel,
+                device_type,
+                definition._init_fn,
+                body_of,
+                _judge(definition, function, device_type),
+            )
+
+
+def body_of(entry: Kernel) -> Kernel:
+    """The user's function inside an entry of ``CustomOpDef._backend_fns``, which turns Dynamo off and heeds
+    ``set_kernel_enabled``; the core does both itself. The entry itself where it is built in another way."""
+    inner = getattr(entry, "__wrapped__", None)
+    if isinstance(inner, types.FunctionType) and inner.__qualname__ == _BODY:
+        cell = _closure(inner).get("fn")
+        if cell is not None:
+            return cell.cell_contents  # type: ignore[no-any-return]
+    return entry
+
+
+def _closure(function: types.FunctionType) -> dict[str, types.CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+class _AlreadyRun:
+    """Stands for a CustomOpDef whose body has run: everything is the definition's but the body, which yields the
+    result."""
+
+    def __init__(self, definition: CustomOpDef, device_type: str | None, result: object) -> None:
+        self._definition = definition
+        body = lambda *args, **kwargs: result  # noqa: E731
+        # PyTorch's message names the module of this function.
+        body.__module__ = definition._backend_fns[device_type].__module__
+        self._backend_fns = {device_type: body}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._definition, name)
+
+
+def _judge(
+    definition: CustomOpDef, kernel: types.FunctionType, device_type: str | None
+) -> Callable[[object, tuple[Any, ...], dict[str, Any]], object]:
+    """PyTorch's own backend wrapper over a body that has run already: its checks and its errors, word for word."""
+
+    def judge(result: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        cells = _closure(kernel) | {"self": types.CellType(_AlreadyRun(definition, device_type, result))}
+        closure = tuple(cells[name] for name in kernel.__code__.co_freevars)
+        replay = types.FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__, None, closure)
+        return replay(*args, **kwargs)
+
+    return judge

@@ -1,0 +1,50 @@
+"""The `dutyfree` command."""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+class Benchmark(str, enum.Enum):
+    """What can be measured."""
+
+    calls = "calls"
+
+
+@app.callback()
+def main() -> None:
+    """Custom operators for PyTorch without the dispatcher tax."""
+
+
+@app.command()
+def bench(
+    benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")] = Benchmark.calls,
+    json: Annotated[Path | None, typer.Option(help="Save the results to this file.", dir_okay=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: does it run, not how fast.")] = False,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Also time the operators in code compiled by Inductor; needs a C++ compiler."),
+    ] = False,
+) -> None:
+    """Measure what a call costs beside a plain Python function, custom_op and a hand-written Library registration."""
+    # Imported here so that `dutyfree --help` does not wait for torch.
+    from dutyfree.bench.report import print_report
+    from dutyfree.bench.run import run_calls
+
+    console = Console()
+
+    def progress(what: str) -> None:
+        # Not rich's live display: its thread would take the interpreter away from what is being timed.
+        if console.is_terminal:
+            console.print(f"measuring {what}", end="\x1b[K\r")
+
+    results = run_calls(quick=quick, with_compile=compile, progress=progress)
+    print_report(results, console)
+    if json is not None:
+        results.save(json)
+        console.print(f"saved {json}")
