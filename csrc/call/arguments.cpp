@@ -90,6 +90,15 @@ bool equals_default(const Slot& slot, PyObject* value) {
   return equal > 0;
 }
 
+// PyObject_Vectorcall without its call into libpython: a body is nearly always a function, which has a vectorcall.
+PyObject* call_body(PyObject* body, PyObject* const* values, std::size_t positional, PyObject* keywords) {
+  const std::size_t nargsf = positional | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  if (PyFunction_Check(body)) [[likely]] {
+    return reinterpret_cast<PyFunctionObject*>(body)->vectorcall(body, values, nargsf, keywords);
+  }
+  return PyObject_Vectorcall(body, values, nargsf, keywords);
+}
+
 }  // namespace
 
 BoundArguments::~BoundArguments() {
@@ -105,14 +114,10 @@ bool BoundArguments::fail(Reason reason, int argument) {
 }
 
 bool BoundArguments::bind(const Signature& signature, const CallArguments& call) {
-  return place(signature, call) && check(signature);
-}
-
-bool BoundArguments::place(const Signature& signature, const CallArguments& call) {
-  const std::size_t count = signature.slots().size();
   if (call.positional > signature.positional_count()) [[unlikely]] {
     return fail(Reason::ArgumentCount);
   }
+  const std::size_t count = signature.slots().size();
   PyObject** values = storage_.data() + 1;
   for (std::size_t index = 0; index < call.positional; ++index) {
     values[index] = call.values[index];
@@ -120,6 +125,13 @@ bool BoundArguments::place(const Signature& signature, const CallArguments& call
   for (std::size_t index = call.positional; index < count; ++index) {
     values[index] = nullptr;
   }
+  if ((call.keywords != nullptr || call.keyword_dict != nullptr) && !place_keywords(signature, call)) {
+    return false;
+  }
+  return check(signature);
+}
+
+bool BoundArguments::place_keywords(const Signature& signature, const CallArguments& call) {
   if (call.keywords != nullptr) {
     PyObject* const* keyword_values = call.values + call.positional;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(call.keywords); ++index) {
@@ -127,13 +139,13 @@ bool BoundArguments::place(const Signature& signature, const CallArguments& call
         return false;
       }
     }
-  } else if (call.keyword_dict != nullptr) {
-    Py_ssize_t position = 0;
-    PyObject *name = nullptr, *value = nullptr;
-    while (PyDict_Next(call.keyword_dict, &position, &name, &value)) {
-      if (!place_keyword(signature, call.positional, name, value)) {
-        return false;
-      }
+    return true;
+  }
+  Py_ssize_t position = 0;
+  PyObject *name = nullptr, *value = nullptr;
+  while (PyDict_Next(call.keyword_dict, &position, &name, &value)) {
+    if (!place_keyword(signature, call.positional, name, value)) {
+      return false;
     }
   }
   return true;
@@ -296,8 +308,14 @@ PyObject* BoundArguments::call(const Signature& signature, PyObject* body) const
   const std::size_t first_keyword = signature.positional_count();
   if (first_keyword == count) [[likely]] {
     // The callee may write to the element before the first, and restores it: that is what element 0 is for.
-    return PyObject_Vectorcall(body, storage_.data() + 1, passed_ | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+    return call_body(body, storage_.data() + 1, passed_, nullptr);
   }
+  return call_with_keywords(signature, body);
+}
+
+PyObject* BoundArguments::call_with_keywords(const Signature& signature, PyObject* body) const {
+  const std::size_t count = signature.slots().size();
+  const std::size_t first_keyword = signature.positional_count();
   std::array<PyObject*, kMaxArguments + 1> values;
   std::array<PyObject*, kMaxArguments> names;
   std::copy_n(storage_.data() + 1, passed_, values.data() + 1);
@@ -319,7 +337,7 @@ PyObject* BoundArguments::call(const Signature& signature, PyObject* body) const
       PyTuple_SET_ITEM(keyword_names.get(), static_cast<Py_ssize_t>(index), names[index]);
     }
   }
-  return PyObject_Vectorcall(body, values.data() + 1, passed_ | PY_VECTORCALL_ARGUMENTS_OFFSET, keyword_names.get());
+  return call_body(body, values.data() + 1, passed_, keyword_names.get());
 }
 
 PyRef BoundArguments::as_tuple(const Signature&) const {

@@ -58,13 +58,14 @@ class BoundArguments {
   bool any_tensor(const Signature& signature, const std::vector<std::uint8_t>& slots, Visit visit) const;
 
  private:
-  bool place(const Signature& signature, const CallArguments& call);
+  bool place_keywords(const Signature& signature, const CallArguments& call);
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
   bool check(const Signature& signature);
   bool check_tensor(PyObject* value);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
   bool fail(observe::Reason reason, int argument = -1);
   void set_owned(std::size_t slot, PyObject* value);
+  PyObject* call_with_keywords(const Signature& signature, PyObject* body) const;
   bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   c10::DispatchKeySet keys_;

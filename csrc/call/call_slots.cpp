@@ -2,6 +2,10 @@
 
 #include <structmember.h>
 
+#include <array>
+#include <cstdint>
+
+#include "call/dict_watch.h"
 #include "call/op_callable.h"
 
 namespace dutyfree::call {
@@ -18,17 +22,45 @@ PatchedType packet;
 PyObject* op_name = nullptr;
 PyTypeObject* call_target_type = nullptr;
 
-// The instance attribute `_op`, a new reference, or null without a Python error.
-PyObject* current_op(PyObject* self) {
-  PyObject* op = PyObject_GenericGetAttr(self, op_name);
-  if (op == nullptr) [[unlikely]] {
-    PyErr_Clear();
+// The instance attribute `_op`, read anew on every call, a new reference; null without a Python error where there is
+// none. Up to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other
+// (see DictWatch), so one comparison stands for the look-up.
+class OpReader {
+ public:
+  PyRef read(PyObject* self) {
+#if PY_VERSION_HEX < 0x030C0000
+    PyObject** dict = _PyObject_GetDictPtr(self);
+    if (dict != nullptr && *dict != nullptr) [[likely]] {
+      const std::uint64_t version = DictWatch::version(*dict);
+      if (version != version_) [[unlikely]] {
+        op_ = PyDict_GetItemWithError(*dict, op_name);
+        version_ = op_ == nullptr ? 0 : version;
+      }
+      if (op_ != nullptr) [[likely]] {
+        return PyRef::borrow(op_);
+      }
+    }
+#endif
+    PyObject* op = PyObject_GenericGetAttr(self, op_name);
+    if (op == nullptr) [[unlikely]] {
+      PyErr_Clear();
+    }
+    return PyRef::steal(op);
   }
-  return op;
-}
+
+ private:
+  // The dict in state `version_` owns `op_`, and no other dict ever has that version.
+  std::uint64_t version_ = 0;
+  PyObject* op_ = nullptr;
+};
+
+// Two operators that share a reader cost each other a look-up, no more. Guarded by the GIL.
+std::array<OpReader, 256> readers;
+
+PyRef current_op(PyObject* self) { return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self); }
 
 PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
-  const PyRef op = PyRef::steal(current_op(self));
+  const PyRef op = current_op(self);
   if (!op) [[unlikely]] {
     return overload.original(self, args, kwargs);
   }
@@ -37,7 +69,7 @@ PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 // A packet's own __call__ also looks for script objects, so only packets with our callable skip it.
 PyObject* packet_call(PyObject* self, PyObject* args, PyObject* kwargs) {
-  const PyRef op = PyRef::steal(current_op(self));
+  const PyRef op = current_op(self);
   if (!op || !is_op_callable(op.get())) {
     return packet.original(self, args, kwargs);
   }
@@ -74,9 +106,10 @@ PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::siz
     return nullptr;
   }
   if (Py_TYPE(target.get()) == overload.type && overload.type->tp_call == overload_call) [[likely]] {
-    const PyRef op = PyRef::steal(current_op(target.get()));
+    const PyRef op = current_op(target.get());
     if (op) [[likely]] {
-      return PyObject_Vectorcall(op.get(), args, nargsf, keywords);
+      return is_op_callable(op.get()) ? call_with_vector(op.get(), args, nargsf, keywords)
+                                      : PyObject_Vectorcall(op.get(), args, nargsf, keywords);
     }
   }
   return PyObject_Vectorcall(target.get(), args, nargsf, keywords);

@@ -8,10 +8,10 @@ namespace {
 
 PyRef run_body(const Operator& op,
                const Decision& decision,
-               const torch_compat::LocalKeySets& local,
+               const torch_compat::ThreadState& thread,
                const BoundArguments& arguments,
                PyObject* function) {
-  const torch_compat::BelowAutograd guard(local, decision.below_autograd);
+  const torch_compat::BelowAutograd guard(thread, decision.below_autograd);
   if (torch_compat::frame_evaluator_installed()) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
@@ -26,10 +26,10 @@ PyRef run_body(const Operator& op,
 
 PyObject* run_direct(Operator& op,
                      const Decision& decision,
-                     const torch_compat::LocalKeySets& local,
+                     const torch_compat::ThreadState& thread,
                      BoundArguments& arguments) {
   // Held, since the body may register another one or redefine the operator.
-  const PyRef function = PyRef::borrow(decision.backend->function());
+  const PyRef function = PyRef::borrow(decision.function);
   const PyRef judge = PyRef::borrow(decision.backend->judge());
   if (!arguments.settle_defaults(op.signature())) [[unlikely]] {
     return nullptr;
@@ -40,7 +40,7 @@ PyObject* run_direct(Operator& op,
       return false;
     });
   }
-  PyRef result = run_body(op, decision, local, arguments, function.get());
+  PyRef result = run_body(op, decision, thread, arguments, function.get());
   if (!result) {
     return nullptr;
   }

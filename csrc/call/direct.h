@@ -10,7 +10,7 @@ namespace dutyfree::call {
 // reference, or null with a Python error set.
 PyObject* run_direct(Operator& op,
                      const Decision& decision,
-                     const torch_compat::LocalKeySets& local,
+                     const torch_compat::ThreadState& thread,
                      BoundArguments& arguments);
 
 }  // namespace dutyfree::call

@@ -10,85 +10,104 @@ using observe::Path;
 using observe::Reason;
 
 // The thread's own reasons to leave the direct path.
-Reason thread_reason(c10::DispatchKeySet included) {
+Reason thread_reason(const torch_compat::ThreadState& thread, c10::DispatchKeySet included) {
   if (!(included - torch_compat::kOrdinaryIncludedKeys).empty()) [[unlikely]] {
-    return torch_compat::torch_dispatch_mode_active() ? Reason::DispatchMode : Reason::ThreadState;
+    return thread.torch_dispatch_active() ? Reason::DispatchMode : Reason::ThreadState;
   }
-  if (torch_compat::torch_function_state_active()) [[unlikely]] {
+  if (thread.torch_function_active()) [[unlikely]] {
     return Reason::TorchFunctionMode;
   }
-  if (torch_compat::torch_dispatch_mode_active()) [[unlikely]] {
+  if (thread.torch_dispatch_active()) [[unlikely]] {
     return Reason::DispatchMode;
   }
-  if (torch_compat::profiler_active()) [[unlikely]] {
+  if (thread.profiler_active()) [[unlikely]] {
     return Reason::Profiler;
   }
   return Reason::None;
 }
 
-bool needs_gradient(const Operator& op, const BoundArguments& arguments) {
-  return c10::GradMode::is_enabled() &&
-         arguments.any_tensor(op.signature(), op.signature().tensor_slots(),
+bool any_requires_grad(const Operator& op, const BoundArguments& arguments) {
+  return arguments.any_tensor(op.signature(), op.signature().tensor_slots(),
                               [](const c10::TensorImpl& tensor) { return torch_compat::requires_grad(tensor); });
 }
 
 bool mutates_inference_tensor(const Operator& op, const BoundArguments& arguments) {
   return arguments.any_tensor(op.signature(), op.signature().mutated_slots(), [](const c10::TensorImpl& tensor) {
-    return !torch_compat::can_bump_version(tensor);
+    return !torch_compat::has_version_counter(tensor);
   });
 }
 
-// From the kernel that the dispatcher would call first down to the body.
-void walk(Operator& op, c10::DispatchKeySet keys, const BoundArguments& arguments, Decision& decision) {
+// From the kernel that the dispatcher would call first down to the body, as far as known kernels go. Where that is not
+// all the way, `decision` says which key has another kernel.
+void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decision& decision) {
+  route.start(keys, op.kernels().generation());
   for (;;) {
-    const c10::KernelFunction* found = torch_compat::lookup(op.entry(), keys);
-    KnownKernel* known =
-        found == nullptr ? nullptr : op.kernels().find(torch_compat::kernel_identity(*found));
-    if (known == nullptr) [[unlikely]] {
+    const int index = torch_compat::table_index(keys);
+    const c10::OperatorKernel* identity = index < 0 ? nullptr : torch_compat::identity_at(op.entry(), index);
+    const KnownKernel* known = identity == nullptr ? nullptr : op.kernels().find(identity);
+    if (known == nullptr) {
       decision.reason = Reason::Kernel;
       decision.key = keys.highestPriorityTypeId();
       return;
     }
-    ++decision.kernels_crossed;
+    route.add({index, identity});
     switch (known->role) {
       case KnownKernel::Role::Autograd:
-        if (needs_gradient(op, arguments)) {
-          decision.reason = Reason::RequiresGrad;
-          return;
-        }
-        decision.below_autograd = true;
+        route.below_autograd = true;
         keys = keys & c10::after_autograd_keyset;
         break;
       case KnownKernel::Role::ADInplaceOrView:
-        if (mutates_inference_tensor(op, arguments)) [[unlikely]] {
-          decision.reason = Reason::InferenceMutation;
-          return;
-        }
-        decision.bumps_versions = true;
+        route.bumps_versions = true;
         keys = keys & c10::after_ADInplaceOrView_keyset;
         break;
       case KnownKernel::Role::Backend:
-        decision.backend = known->backend.get();
-        decision.path = Path::Direct;
-        decision.stale = decision.backend->function() == nullptr;
+        route.backend = known->backend.get();
         return;
     }
   }
+}
+
+void walk(Operator& op,
+          c10::DispatchKeySet keys,
+          const torch_compat::ThreadState& thread,
+          const BoundArguments& arguments,
+          Decision& decision) {
+  Route& route = op.route();
+  if (!route.serves(keys, op.kernels().generation()) || !route.stands(op.entry())) [[unlikely]] {
+    lay_route(op, keys, route, decision);
+    if (route.backend == nullptr) {
+      return;
+    }
+  }
+  if (route.below_autograd && thread.grad_mode() && any_requires_grad(op, arguments)) [[unlikely]] {
+    decision.reason = Reason::RequiresGrad;
+    return;
+  }
+  if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
+    decision.reason = Reason::InferenceMutation;
+    return;
+  }
+  decision.path = Path::Direct;
+  decision.below_autograd = route.below_autograd;
+  decision.bumps_versions = route.bumps_versions;
+  decision.kernels_crossed = route.length();
+  decision.backend = route.backend;
+  decision.function = route.backend->function();
 }
 
 }  // namespace
 
 Decision decide(Operator& op,
                 const CallArguments& call,
-                const torch_compat::LocalKeySets& local,
+                const torch_compat::ThreadState& thread,
                 BoundArguments& arguments) {
   Decision decision;
   if (op.unsupported() != nullptr) [[unlikely]] {
     decision.reason = Reason::Schema;
     return decision;
   }
-  const c10::DispatchKeySet included = local.included();
-  decision.reason = thread_reason(included);
+  const c10::DispatchKeySet included = thread.included();
+  decision.reason = thread_reason(thread, included);
   if (decision.reason != Reason::None) [[unlikely]] {
     decision.key = (included - torch_compat::kOrdinaryIncludedKeys).highestPriorityTypeId();
     return decision;
@@ -99,7 +118,8 @@ Decision decide(Operator& op,
     decision.key = torch_compat::first_special_key(arguments.keys());
     return decision;
   }
-  walk(op, torch_compat::call_key_set(op.entry(), arguments.keys(), included, local.excluded()), arguments, decision);
+  walk(op, torch_compat::call_key_set(op.entry(), arguments.keys(), included, thread.excluded()), thread, arguments,
+       decision);
   return decision;
 }
 

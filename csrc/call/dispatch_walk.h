@@ -15,19 +15,19 @@ struct Decision {
   observe::Reason reason = observe::Reason::None;
   int argument = -1;                                       // the slot that decided, where one did
   c10::DispatchKey key = c10::DispatchKey::Undefined;      // the dispatch key that decided, where one did
-  BackendKernel* backend = nullptr;                        // whose function to run; valid until Python code runs
-  bool stale = false;                                      // `backend` must be refreshed and the call decided again
+  BackendKernel* backend = nullptr;                        // valid until Python code runs
+  PyObject* function = nullptr;                            // the body, borrowed from `backend`; null: refresh it first
   bool below_autograd = false;                             // the body runs with the autograd keys excluded
   bool bumps_versions = false;                             // mutated arguments get a new version first
   int kernels_crossed = 0;                                 // Python kernels that PyTorch would send the result through
 };
 
 // Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk
-// down the operator's dispatch table for as long as the kernels on the way are known ones. Runs no Python code and has
-// no side effect.
+// down the operator's dispatch table for as long as the kernels on the way are known ones. Has no effect that a user
+// can see.
 Decision decide(Operator& op,
                 const CallArguments& call,
-                const torch_compat::LocalKeySets& local,
+                const torch_compat::ThreadState& thread,
                 BoundArguments& arguments);
 
 }  // namespace dutyfree::call

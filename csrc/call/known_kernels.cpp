@@ -4,18 +4,19 @@
 
 namespace dutyfree::call {
 
-PyObject* BackendKernel::function() const {
+PyObject* BackendKernel::look_up() {
   PyObject* entry = PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get());
-  if (entry == nullptr || entry != entry_.get()) [[unlikely]] {
+  if (entry == nullptr || entry != entry_.get()) {
     return nullptr;
   }
-  if (PySet_GET_SIZE(parts_.disabled.get()) != 0) [[unlikely]] {
-    // A str or None is looked up, so this runs no Python code and can't fail.
-    if (PySet_Contains(parts_.disabled.get(), parts_.device_type.get()) == 1) {
-      return parts_.default_function.get();
-    }
-  }
-  return function_.get();
+  functions_.remember();
+  return enabled_function();
+}
+
+PyObject* BackendKernel::enabled_function() const {
+  // The key is a str or None, so this runs no Python code and can't fail.
+  return PySet_Contains(parts_.disabled.get(), parts_.device_type.get()) == 1 ? parts_.default_function.get()
+                                                                             : function_.get();
 }
 
 bool BackendKernel::refresh() {
@@ -55,13 +56,14 @@ KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel, std::unique_ptr<
 
 void KnownKernels::clear() {
   // Emptied before the Python objects die: their finalisers may call the operator.
-  const std::vector<KnownKernel> dying = std::exchange(kernels_, {});
+  const auto dying = std::exchange(kernels_, {});
+  ++generation_;
 }
 
 int KnownKernels::traverse(visitproc visit, void* arg) const {
-  for (const KnownKernel& kernel : kernels_) {
-    if (kernel.backend != nullptr) {
-      if (const int stop = kernel.backend->traverse(visit, arg); stop != 0) {
+  for (const auto& kernel : kernels_) {
+    if (kernel->backend != nullptr) {
+      if (const int stop = kernel->backend->traverse(visit, arg); stop != 0) {
         return stop;
       }
     }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "call/dict_watch.h"
 #include "py_ref.h"
 
 namespace dutyfree::call {
@@ -23,10 +24,18 @@ class BackendKernel {
     PyRef unwrap;            // callable: an entry of `functions` -> the function that the user registered
     PyRef judge;             // callable: see judge()
   };
-  explicit BackendKernel(Parts parts) : parts_(std::move(parts)) {}
+  explicit BackendKernel(Parts parts) : parts_(std::move(parts)), functions_(parts_.functions.get()) {}
 
   // The function that a call has to run now, borrowed. Null without a Python error when `refresh` has to come first.
-  PyObject* function() const;
+  PyObject* function() {
+    if (!functions_.unchanged()) [[unlikely]] {
+      return look_up();
+    }
+    if (PySet_GET_SIZE(parts_.disabled.get()) != 0) [[unlikely]] {
+      return enabled_function();
+    }
+    return function_.get();
+  }
   // Takes the dict's present entry apart. Runs Python code. False with a Python error set on failure.
   bool refresh();
 
@@ -37,9 +46,13 @@ class BackendKernel {
   int traverse(visitproc visit, void* arg) const;
 
  private:
+  PyObject* look_up();
+  PyObject* enabled_function() const;
+
   Parts parts_;
-  PyRef entry_;     // the entry of `functions` that `function_` was taken from
-  PyRef function_;  // the user's function
+  DictWatch functions_;  // over parts_.functions
+  PyRef entry_;          // the entry of `functions` that `function_` was taken from
+  PyRef function_;       // the user's function
 };
 
 // A kernel that stands in a dispatch table and whose meaning is known.
@@ -62,14 +75,16 @@ struct KnownKernel {
 // One operator's known kernels. A handful, so a linear search is the fastest. Guarded by the GIL.
 class KnownKernels {
  public:
-  void add(KnownKernel kernel) { kernels_.push_back(std::move(kernel)); }
+  void add(KnownKernel kernel) { kernels_.push_back(std::make_unique<KnownKernel>(std::move(kernel))); }
   // Forgets them all; every call is PyTorch's from then on. The Python objects they held die here.
   void clear();
+  // Changes whenever a kernel is forgotten; pointers into this object are good for as long as it stays the same.
+  std::uint64_t generation() const { return generation_; }
 
-  KnownKernel* find(const c10::OperatorKernel* identity) {
-    for (KnownKernel& kernel : kernels_) {
-      if (kernel.identity == identity) {
-        return &kernel;
+  KnownKernel* find(const c10::OperatorKernel* identity) const {
+    for (const auto& kernel : kernels_) {
+      if (kernel->identity == identity) {
+        return kernel.get();
       }
     }
     return nullptr;
@@ -78,7 +93,8 @@ class KnownKernels {
   int traverse(visitproc visit, void* arg) const;
 
  private:
-  std::vector<KnownKernel> kernels_;
+  std::vector<std::unique_ptr<KnownKernel>> kernels_;
+  std::uint64_t generation_ = 0;
 };
 
 }  // namespace dutyfree::call

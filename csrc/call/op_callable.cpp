@@ -18,11 +18,11 @@ using observe::Path;
 
 // Decides and, where the call is direct, makes it. Returns whether it did; `*result` then is the outcome.
 bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
-  const torch_compat::LocalKeySets local;
+  const torch_compat::ThreadState& thread = torch_compat::ThreadState::here();
   for (;;) {
     BoundArguments arguments;
-    const Decision decision = decide(op, call, local, arguments);
-    if (decision.stale) [[unlikely]] {
+    const Decision decision = decide(op, call, thread, arguments);
+    if (decision.path == Path::Direct && decision.function == nullptr) [[unlikely]] {
       if (!decision.backend->refresh()) {
         *result = nullptr;
         return true;
@@ -33,21 +33,9 @@ bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
     if (decision.path != Path::Direct) [[unlikely]] {
       return false;
     }
-    *result = run_direct(op, decision, local, arguments);
+    *result = run_direct(op, decision, thread, arguments);
     return true;
   }
-}
-
-PyObject* vectorcall(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
-  auto* callable = reinterpret_cast<OpCallable*>(self);
-  const CallArguments call{.values = args,
-                           .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)),
-                           .keywords = keywords};
-  PyObject* result = nullptr;
-  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
-    return result;
-  }
-  return PyObject_Vectorcall(callable->pytorch, args, nargsf, keywords);
 }
 
 // --- _core.OpCallable ------------------------------------------------------------------------------------------------
@@ -60,7 +48,7 @@ PyObject* op_callable_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   }
   auto* self = reinterpret_cast<OpCallable*>(type->tp_alloc(type, 0));
   if (self != nullptr) {
-    self->vectorcall = vectorcall;
+    self->vectorcall = call_with_vector;
     self->pytorch = Py_NewRef(pytorch);
     self->owner = reinterpret_cast<OperatorObject*>(Py_NewRef(owner));
   }
@@ -230,7 +218,7 @@ PyObject* operator_explain(PyObject* object, PyObject* args) {
   const CallArguments call{.values = &PyTuple_GET_ITEM(positional, 0),
                            .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(positional)),
                            .keyword_dict = keywords};
-  const Decision decision = decide(operator_of(object), call, torch_compat::LocalKeySets(), arguments);
+  const Decision decision = decide(operator_of(object), call, torch_compat::ThreadState::here(), arguments);
   const bool keyed = decision.key != c10::DispatchKey::Undefined;
   return Py_BuildValue("ssis", observe::name(decision.path), observe::name(decision.reason), decision.argument,
                        keyed ? c10::toString(decision.key) : nullptr);
@@ -311,6 +299,18 @@ bool add_op_callable_types(PyObject* module) {
   operator_type = add_type(module, &operator_spec);
   op_callable_type = add_type(module, &op_callable_spec);
   return operator_type != nullptr && op_callable_type != nullptr;
+}
+
+PyObject* call_with_vector(PyObject* op_callable, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  auto* callable = reinterpret_cast<OpCallable*>(op_callable);
+  const CallArguments call{.values = args,
+                           .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)),
+                           .keywords = keywords};
+  PyObject* result = nullptr;
+  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
+    return result;
+  }
+  return PyObject_Vectorcall(callable->pytorch, args, nargsf, keywords);
 }
 
 PyObject* call_with_tuple(PyObject* op_callable, PyObject* args, PyObject* kwargs) {

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "call/known_kernels.h"
+#include "call/route.h"
 #include "call/signature.h"
 #include "observe/counters.h"
 
@@ -30,6 +31,7 @@ class Operator {
 
   KnownKernels& kernels() { return kernels_; }
   const KnownKernels& kernels() const { return kernels_; }
+  Route& route() { return route_; }
   observe::Counters& counters() { return counters_; }
 
  private:
@@ -47,6 +49,7 @@ class Operator {
   std::vector<std::uint8_t> returned_slots_;
   std::string unsupported_;
   KnownKernels kernels_;
+  Route route_;  // the last one walked
   observe::Counters counters_;
 };
 

@@ -75,13 +75,12 @@ inline const c10::OperatorKernel* kernel_identity(const c10::KernelFunction& ker
   return kernel_functor(boxed_kernel(kernel));
 }
 
-// The kernel that the dispatcher would run for `keys`, or null where it would report an error.
-inline const c10::KernelFunction* lookup(const c10::impl::OperatorEntry& entry, c10::DispatchKeySet keys) {
-  const int index = keys.getDispatchTableIndexForDispatchKeySet();
-  if (index < 0) [[unlikely]] {
-    return nullptr;
-  }
-  return &dispatch_table(entry)[static_cast<std::size_t>(index)];
+// Where in a dispatch table the dispatcher looks for `keys`: a pure function of the key set. Negative where it reports
+// an error.
+inline int table_index(c10::DispatchKeySet keys) { return keys.getDispatchTableIndexForDispatchKeySet(); }
+
+inline const c10::OperatorKernel* identity_at(const c10::impl::OperatorEntry& entry, int index) {
+  return kernel_identity(dispatch_table(entry)[static_cast<std::size_t>(index)]);
 }
 
 // The dispatcher's key set of a call: `raw` is the union of the key sets of the tensor arguments.

@@ -12,6 +12,8 @@ namespace {
 
 // torch._C._dynamo.eval_frame.set_eval_frame; owned for the life of the process. Written once, under the GIL.
 PyObject* set_eval_frame = nullptr;
+// torch runs in the main interpreter only. Written once, with the above.
+PyInterpreterState* interpreter = nullptr;
 
 }  // namespace
 
@@ -23,12 +25,13 @@ bool initialise_eval_frame() {
   if (!module) {
     return false;
   }
+  interpreter = PyInterpreterState_Get();
   set_eval_frame = PyObject_GetAttrString(module.get(), "set_eval_frame");
   return set_eval_frame != nullptr;
 }
 
 bool frame_evaluator_installed() {
-  return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != &_PyEval_EvalFrameDefault;
+  return _PyInterpreterState_GetEvalFrameFunc(interpreter) != &_PyEval_EvalFrameDefault;
 }
 
 DynamoDisabled::DynamoDisabled() : prior_(PyRef::steal(PyObject_CallOneArg(set_eval_frame, Py_None))) {}

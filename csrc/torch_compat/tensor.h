@@ -32,18 +32,27 @@ inline c10::DispatchKey first_special_key(c10::DispatchKeySet keys) {
   return has_plain_keys(keys) ? c10::DispatchKey::Undefined : (keys - kPlainTensorKeys).highestPriorityTypeId();
 }
 
+// The tensor's autograd state: null for the many tensors that have none.
+const c10::AutogradMetaInterface* autograd_meta(const c10::TensorImpl& tensor);
+template <auto Member>
+struct AutogradMetaAccess {
+  friend const c10::AutogradMetaInterface* autograd_meta(const c10::TensorImpl& tensor) {
+    return (tensor.*Member).get();
+  }
+};
+template struct AutogradMetaAccess<&c10::TensorImpl::autograd_meta_>;
+
 inline bool requires_grad(const c10::TensorImpl& tensor) {
-  return tensor.autograd_meta() != nullptr && tensor.requires_grad();
+  return autograd_meta(tensor) != nullptr && tensor.requires_grad();
 }
 
-// An inference tensor has no version counter; PyTorch refuses to mutate it outside inference mode.
-inline bool can_bump_version(const c10::TensorImpl& tensor) {
-  return tensor.version_counter().enabled() || c10::InferenceMode::is_enabled();
-}
+// An inference tensor has none. PyTorch refuses to mutate it outside inference mode.
+inline bool has_version_counter(const c10::TensorImpl& tensor) { return tensor.version_counter().enabled(); }
 
-// The identity that PyTorch's alias check compares, or null where a tensor has no storage.
+// The identity that PyTorch's alias check compares, or null where a tensor has no storage. TensorImpl::has_storage is
+// virtual; a tensor without one holds a null here just as well.
 inline const c10::StorageImpl* storage_identity(const c10::TensorImpl& tensor) {
-  return tensor.has_storage() ? tensor.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  return tensor.unsafe_storage().unsafeGetStorageImpl();
 }
 
 }  // namespace dutyfree::torch_compat

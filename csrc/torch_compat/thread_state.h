@@ -2,12 +2,14 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 // The calling thread's state that decides how a call is dispatched. It is read on every call and never kept.
@@ -31,56 +33,100 @@ struct SkipNextAccess {
 };
 template struct SkipNextAccess<&at::impl::PythonTorchFunctionTLS::skip_next_>;
 
-// A TorchFunctionMode is on the stack, or the next __torch_function__ dispatch is to be skipped. A mode that is
-// disabled counts too: that call goes PyTorch's way and is right, if slower.
-inline bool torch_function_state_active() {
-  const auto& state = at::impl::PythonTorchFunctionTLS::get_state();
-  return !function_mode_stack(state).empty() || skip_next_function(state);
-}
+using DispatchModeStack = std::vector<std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>>;
+using InfraModes = std::array<std::optional<std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>>,
+                              static_cast<std::size_t>(c10::impl::TorchDispatchModeKey::NUM_MODE_KEYS)>;
 
-// Counts modes even where the Python key is excluded: PyTorch's Python kernels look at the stack, not at the key.
-inline bool torch_dispatch_mode_active() { return c10::impl::TorchDispatchModeTLS::stack_len() != 0; }
+const DispatchModeStack& dispatch_mode_stack(const c10::impl::TorchDispatchModeTLS& state);
+template <auto Member>
+struct DispatchModeStackAccess {
+  friend const DispatchModeStack& dispatch_mode_stack(const c10::impl::TorchDispatchModeTLS& state) {
+    return state.*Member;
+  }
+};
+template struct DispatchModeStackAccess<&c10::impl::TorchDispatchModeTLS::stack_>;
 
-inline bool profiler_active() { return at::hasCallbacks(); }
+const InfraModes& infra_modes(const c10::impl::TorchDispatchModeTLS& state);
+template <auto Member>
+struct InfraModesAccess {
+  friend const InfraModes& infra_modes(const c10::impl::TorchDispatchModeTLS& state) { return state.*Member; }
+};
+template struct InfraModesAccess<&c10::impl::TorchDispatchModeTLS::infra_modes_>;
 
 // Keys that a thread may include without leaving the direct path: the defaults, and autocast, which is a
 // fallthrough unless a rule is registered (then the walk meets the rule's kernel).
 inline constexpr c10::DispatchKeySet kOrdinaryIncludedKeys = c10::default_included_set | c10::autocast_dispatch_keyset;
 
-// One thread's dispatch key sets, read through one thread-local address. Valid on the thread that made it.
-class LocalKeySets {
+// Where one thread's state lives: addresses, which stay the same for the thread's life, never values. They are kept
+// because each costs a call into another library to find. Valid on the thread that asked.
+class ThreadState {
  public:
-  LocalKeySets() : raw_(&c10::impl::raw_local_dispatch_key_set) {}
+  static const ThreadState& here() {
+    if (here_.keys_ == nullptr) [[unlikely]] {
+      here_.locate();
+    }
+    return here_;
+  }
 
-  c10::DispatchKeySet included() const { return raw_->included(); }
-  c10::DispatchKeySet excluded() const { return raw_->excluded(); }
-  void set_excluded(c10::DispatchKeySet keys) { raw_->set_excluded(keys); }
+  c10::DispatchKeySet included() const { return keys_->included(); }
+  c10::DispatchKeySet excluded() const { return keys_->excluded(); }
+  void set_excluded(c10::DispatchKeySet keys) const { keys_->set_excluded(keys); }
+
+  bool grad_mode() const { return autograd_->get_grad_mode(); }
+  bool inference_mode() const { return autograd_->get_inference_mode(); }
+
+  // A TorchFunctionMode is on the stack, or the next __torch_function__ dispatch is to be skipped. A mode that is
+  // disabled counts too: that call goes PyTorch's way and is right, if slower.
+  bool torch_function_active() const {
+    return !function_mode_stack(*functions_).empty() || skip_next_function(*functions_);
+  }
+
+  // Counts modes even where the Python key is excluded: PyTorch's Python kernels look at the stack, not at the key.
+  bool torch_dispatch_active() const {
+    if (!dispatch_mode_stack(*modes_).empty()) {
+      return true;
+    }
+    for (const auto& mode : infra_modes(*modes_)) {
+      if (mode.has_value()) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool profiler_active() const { return at::hasCallbacks(); }
 
  private:
-  c10::impl::PODLocalDispatchKeySet* raw_;
+  void locate();
+
+  static thread_local constinit ThreadState here_;
+
+  c10::impl::PODLocalDispatchKeySet* keys_ = nullptr;
+  const c10::AutogradState* autograd_ = nullptr;
+  const at::impl::PythonTorchFunctionTLS* functions_ = nullptr;
+  const c10::impl::TorchDispatchModeTLS* modes_ = nullptr;
 };
 
-// Excludes the autograd keys while a body runs, as at::AutoDispatchBelowAutograd does, without a second thread-local
-// look-up. On exit it takes back what it excluded and leaves what the body itself changed.
+// Excludes the autograd keys while a body runs, as at::AutoDispatchBelowAutograd does. On exit it takes back what it excluded and leaves what the body itself changed.
 class BelowAutograd {
  public:
-  BelowAutograd(LocalKeySets local, bool active) : local_(local) {
+  BelowAutograd(const ThreadState& thread, bool active) : thread_(thread) {
     if (active) {
-      const c10::DispatchKeySet excluded = local_.excluded();
+      const c10::DispatchKeySet excluded = thread_.excluded();
       added_ = c10::autograd_dispatch_keyset - excluded;
-      local_.set_excluded(excluded | added_);
+      thread_.set_excluded(excluded | added_);
     }
   }
   ~BelowAutograd() {
     if (!added_.empty()) {
-      local_.set_excluded(local_.excluded() - added_);
+      thread_.set_excluded(thread_.excluded() - added_);
     }
   }
   BelowAutograd(const BelowAutograd&) = delete;
   BelowAutograd& operator=(const BelowAutograd&) = delete;
 
  private:
-  LocalKeySets local_;
+  const ThreadState& thread_;
   c10::DispatchKeySet added_;
 };
 
