@@ -14,6 +14,7 @@ with_tests := $(build)/.with-tests
 export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 
 .PHONY: setup build bench test lint format clean
+.PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
 
@@ -51,5 +52,30 @@ bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	python benchmarks/render.py
 
+cpp_files = $(shell find csrc include tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)
+
+# One target a tool, so that `make -k lint` runs all of them even when one complains.
+lint: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
+
+lint-ruff: $(setup)
+	ruff check .
+
+lint-format: $(setup)
+	ruff format --check .
+
+lint-mypy: $(setup)
+	mypy
+
+lint-clang-format: $(setup)
+	clang-format --dry-run -Werror $(cpp_files)
+
+lint-clang-tidy: $(setup)
+	scripts/tidy.sh build/lint
+
+format: $(setup)
+	ruff check --fix-only --quiet .
+	ruff format .
+	clang-format -i $(cpp_files)
+
 clean:
-	rm -rf build src/dutyfree/*.so
+	rm -rf build src/dutyfree/*.so src/dutyfree/_build_info.py

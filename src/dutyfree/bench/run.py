@@ -1,0 +1,92 @@
+"""Runs the benchmark of calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dutyfree.bench import compiled, environment
+from dutyfree.bench.calls import CASES, Case
+from dutyfree.bench.candidates import build, require_direct
+from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
+from dutyfree.bench.results import Results, Row
+
+# All cases are run through several times, since a machine can be slow for longer than one case takes.
+PASSES, ROUNDS = 4, 80
+QUICK_PASSES, QUICK_ROUNDS = 1, 15
+# The plain function a second time, under a name of its own: it shows what differences this run can resolve.
+AGAIN = "plain (again)"
+# Fewer launches than CUDA's queue holds, so that the host never waits inside a call.
+CUDA_BLOCK_CALLS = 200
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is timed together, so that it can be compared: blocks by (case, candidate), with one plain function."""
+
+    title: str
+    device: torch.device
+    blocks: dict[tuple[str, str], Block]
+    plain: tuple[str, str]
+    again: tuple[str, str] | None = None
+
+    def measure(self, rounds: int) -> Measurement[tuple[str, str]]:
+        if self.device.type == "cuda":
+            return measure(self.blocks, rounds, max_block_calls=CUDA_BLOCK_CALLS, settle=torch.cuda.synchronize)
+        return measure(self.blocks, rounds)
+
+
+def run_calls(
+    *, quick: bool = False, with_compile: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> Results:
+    """Time every case with every candidate, on the CPU and, where torch has it, on CUDA (host time only)."""
+    passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        results = Results(environment.describe())
+        busy = load_warning()
+        if busy is not None:
+            results.warnings.append(busy)
+        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        jobs = [case_job(case, torch.device(device)) for device in devices for case in CASES]
+        if with_compile:
+            progress("torch.compile")
+            jobs.append(compiled_job())
+        measured: list[list[Measurement[tuple[str, str]]]] = [[] for _ in jobs]
+        for turn in range(passes):
+            for job, measurements in zip(jobs, measured, strict=True):
+                progress(f"{job.title}, pass {turn + 1} of {passes}")
+                measurements.append(job.measure(rounds))
+        for job, measurements in zip(jobs, measured, strict=True):
+            add_rows(results, job, Measurement.joined(measurements))
+        return results
+    finally:
+        torch.set_num_threads(threads)
+
+
+def case_job(case: Case, device: torch.device) -> Job:
+    call = case.make_call(device)
+    candidates = build(case)
+    for name, candidate in candidates.items():
+        if name.startswith("dutyfree."):
+            require_direct(case.name, name, candidate, call)
+    blocks = {(case.name, name): timed_block(candidate, call) for name, candidate in candidates.items()}
+    again = (case.name, AGAIN)
+    blocks[again] = timed_block(case.make_function(), call)
+    return Job(f"{case.name} ({device.type})", device, blocks, (case.name, "plain"), again)
+
+
+def compiled_job() -> Job:
+    device = torch.device("cpu")
+    return Job("torch.compile", device, compiled.blocks(device), (compiled.EAGER, "plain"))
+
+
+def add_rows(results: Results, job: Job, measurement: Measurement[tuple[str, str]]) -> None:
+    timings = measurement.timings()
+    if job.again is not None:
+        results.warnings += reliability_warnings(job.title, measurement, pair=(job.plain, job.again))
+    plain = timings[job.plain].us
+    for key, timing in timings.items():
+        if key != job.again:
+            results.rows.append(Row(*key, timing.us, timing.us - plain, timing.spread_us, job.device.type))

@@ -1,0 +1,18 @@
+"""Settings that every test shares."""
+
+import os
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda: needs a CUDA device; DUTYFREE_REQUIRE_CUDA=1 makes a skip a failure")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+        return
+    if os.environ.get("DUTYFREE_REQUIRE_CUDA") == "1":
+        pytest.fail("DUTYFREE_REQUIRE_CUDA=1, but this PyTorch sees no CUDA device", pytrace=False)
+    pytest.skip("needs a CUDA device, and this PyTorch sees none")

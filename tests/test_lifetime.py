@@ -1,0 +1,353 @@
+"""Redefinition and removal of operators, exceptions from bodies, and bodies that call operators again."""
+
+import gc
+import traceback
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dutyfree
+from isolated import run_isolated
+from parity import SPELLINGS, Side, call, check, pair_of, thread_state, took, unique_namespaces
+
+
+def ones(x: Tensor) -> Tensor:
+    return torch.ones(1)
+
+
+def twos(x: Tensor) -> Tensor:
+    return torch.full((1,), 2.0)
+
+
+def redefined(side: Side, register: Any, body: Any, **options: Any) -> Any:
+    return register(side.qualname, body, mutates_args=options.pop("mutates_args", ()), **options)
+
+
+REGISTER = (torch.library.custom_op, dutyfree.fast_custom_op)
+
+
+def test_defining_the_name_again_replaces_the_operator_and_the_old_object_calls_the_new_one() -> None:
+    pair = pair_of(ones)
+    results = []
+    for side, register in zip(pair.sides(), REGISTER, strict=True):
+        old = [side.spelled(spelling) for spelling in SPELLINGS]
+        new = redefined(side, register, twos)
+        spelled = {
+            "old object": old[0],
+            "old packet": old[1],
+            "new": new,
+            "packet": side.packet,
+            "overload": side.overload,
+        }
+        results.append({name: each(torch.ones(2)).tolist() for name, each in spelled.items()})
+    assert results[0] == results[1]
+    assert results[1]["old object"] == results[1]["new"] == [2.0]
+    with took(pair.fast):
+        pair.fast.overload(torch.ones(2))
+
+
+def test_every_spelling_stays_direct_after_the_replaced_operator_is_collected() -> None:
+    pair = pair_of(ones)
+    for side, register in zip(pair.sides(), REGISTER, strict=True):
+        side.op(torch.ones(2))
+        side.op = redefined(side, register, twos)
+    gc.collect()
+    assert check(pair, lambda: call(torch.ones(2))).value["values"] == "[2.0]"
+
+
+def test_the_new_operator_may_have_another_schema() -> None:
+    def other(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return x + count, x - count
+
+    pair = pair_of(ones)
+    for side, register in zip(pair.sides(), REGISTER, strict=True):
+        side.op(torch.ones(2))
+        side.op = redefined(side, register, other)
+        assert str(side.overload._schema).endswith("(Tensor x, SymInt count) -> (Tensor, Tensor)")
+    check(pair, lambda: call(torch.ones(2), 3))
+    check(pair, lambda: call(torch.ones(2)), reason="argument-count")
+
+
+def test_a_new_operator_that_mutates_bumps_versions() -> None:
+    def other(x: Tensor) -> None:
+        pass
+
+    pair = pair_of(ones)
+    for side, register in zip(pair.sides(), REGISTER, strict=True):
+        side.op(torch.ones(2))
+        side.op = redefined(side, register, other, mutates_args={"x"})
+    outcome = check(pair, lambda: call(torch.ones(2)))
+    assert outcome.inputs_after["args"][0]["version"] == 1
+
+
+def call_everything_saved_before_a_redefinition() -> None:
+    namespace = unique_namespaces()[1]
+    op = dutyfree.fast_custom_op(f"{namespace}::op", ones)
+    overload = getattr(torch.ops, namespace).op.default
+    inner = overload._op
+    packet = getattr(torch.ops, namespace).op
+    op(torch.ones(2))
+    for body in (twos, ones, twos):
+        new = dutyfree.fast_custom_op(f"{namespace}::op", body)
+        gc.collect()
+        torch.library.Library(f"{namespace}_other", "DEF").define("filler(Tensor x) -> Tensor")
+        for saved in (op, overload, inner, packet, new):
+            for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+                with suppress(RuntimeError):
+                    assert saved(x).shape == (1,)
+
+
+def test_what_was_saved_before_a_redefinition_gives_a_result_or_an_error_but_no_crash() -> None:
+    run_isolated(call_everything_saved_before_a_redefinition)
+
+
+def call_an_operator_whose_library_is_gone() -> None:
+    namespace = unique_namespaces()[1]
+    op = dutyfree.fast_custom_op(f"{namespace}::op", ones)
+    packet = getattr(torch.ops, namespace).op
+    overload = packet.default
+    inner = overload._op
+    op(torch.ones(2))
+    op._lib._destroy()
+    gc.collect()
+    for saved in (op, packet, overload, inner):
+        for x in (torch.ones(2), torch.ones(2, requires_grad=True), "no tensor"):
+            with pytest.raises((RuntimeError, NotImplementedError, AttributeError)):
+                saved(x)
+    with suppress(RuntimeError):
+        assert dutyfree.explain(op, torch.ones(2)).path == "pytorch"
+
+
+def test_an_operator_whose_library_was_destroyed_raises_and_does_not_crash() -> None:
+    run_isolated(call_an_operator_whose_library_is_gone)
+
+
+def destroy_the_library_while_the_body_runs() -> None:
+    namespace = unique_namespaces()[1]
+
+    def body(x: Tensor) -> Tensor:
+        op._lib._destroy()
+        gc.collect()
+        return x + 1
+
+    op = dutyfree.fast_custom_op(f"{namespace}::op", body)
+    # The reference raises here, since it looks its schema up again after the body.
+    with suppress(RuntimeError):
+        assert op(torch.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises((RuntimeError, NotImplementedError, AttributeError)):
+        op(torch.ones(2))
+
+
+def test_a_library_destroyed_by_the_body_raises_at_the_next_call_and_does_not_crash() -> None:
+    run_isolated(destroy_the_library_while_the_body_runs)
+
+
+def redefine_while_the_body_runs() -> None:
+    namespace = unique_namespaces()[1]
+
+    def body(x: Tensor) -> Tensor:
+        dutyfree.fast_custom_op(f"{namespace}::op", twos)
+        gc.collect()
+        return x + 1
+
+    op = dutyfree.fast_custom_op(f"{namespace}::op", body)
+    assert op(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert op(torch.ones(2)).tolist() == [2.0]
+
+
+def test_a_redefinition_by_the_body_lets_the_call_finish() -> None:
+    run_isolated(redefine_while_the_body_runs)
+
+
+def exit_with_operators_alive() -> None:
+    namespace = unique_namespaces()[1]
+    op = dutyfree.fast_custom_op(f"{namespace}::op", ones)
+    op(torch.ones(2))
+
+    class AtExit:
+        def __del__(self) -> None:
+            try:
+                op(torch.ones(2))
+            except BaseException:
+                print("raised")
+
+    import builtins
+
+    builtins.kept = AtExit()  # type: ignore[attr-defined]
+
+
+def test_the_interpreter_shuts_down_with_operators_alive() -> None:
+    run_isolated(exit_with_operators_alive)
+
+
+def test_an_exception_keeps_its_type_its_traceback_and_its_attributes() -> None:
+    class Problem(Exception):
+        def __init__(self, code: int) -> None:
+            super().__init__(code)
+            self.code = code
+
+    def fails_here(x: Tensor) -> Tensor:
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise Problem(42) from cause
+
+    pair = pair_of(fails_here)
+    check(pair, lambda: call(torch.ones(2)))
+    for spelling in SPELLINGS:
+        with pytest.raises(Problem) as raised:
+            pair.fast.spelled(spelling)(torch.ones(2))
+        assert raised.value.code == 42
+        assert isinstance(raised.value.__cause__, KeyError)
+        assert "fails_here" in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, RecursionError, MemoryError]
+)
+def test_every_kind_of_exception_passes_through(error: type[BaseException]) -> None:
+    def body(x: Tensor) -> Tensor:
+        raise error("from the body")
+
+    for side in pair_of(body).sides():
+        with pytest.raises(error, match="from the body"):
+            side.op(torch.ones(2))
+
+
+def test_all_state_is_restored_after_an_exception() -> None:
+    def body(x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    before = thread_state()
+    for mutates_args in ((), {"x"}):
+        pair = pair_of(body, mutates_args=mutates_args)
+        for arguments in (lambda: call(torch.ones(2)), lambda: call(torch.ones(2, requires_grad=True))):
+            check(pair, arguments, reason=("", "requires-grad"))
+        with torch.inference_mode():
+            check(pair, lambda: call(torch.ones(2)))
+    assert thread_state() == before
+
+
+def test_grad_mode_set_by_the_body_is_treated_as_in_pytorch() -> None:
+    def body(x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return x + 1
+
+    after = []
+    for side in pair_of(body).sides():
+        try:
+            side.op(torch.ones(2))
+            after.append(torch.is_grad_enabled())
+        finally:
+            torch.set_grad_enabled(True)
+    assert after[0] == after[1]
+
+
+def test_a_body_may_call_its_own_operator() -> None:
+    def body(x: Tensor, depth: int) -> Tensor:
+        if depth == 0:
+            return x + 1
+        return current.op(x, depth - 1) * 2
+
+    pair = pair_of(body)
+    for side in pair.sides():
+        current = side
+        side.received.clear()
+        assert side.op(torch.ones(1), 5).tolist() == [64.0]
+        assert len(side.received) == 6
+    with took(pair.fast):
+        pair.fast.op(torch.ones(1), 3)
+
+
+def test_endless_recursion_raises_and_does_not_crash() -> None:
+    run_isolated(recurse_endlessly)
+
+
+def recurse_endlessly() -> None:
+    namespace = unique_namespaces()[1]
+
+    def body(x: Tensor) -> Tensor:
+        return op(x)  # type: ignore[no-any-return]
+
+    op = dutyfree.fast_custom_op(f"{namespace}::op", body)
+    with pytest.raises(RecursionError):
+        op(torch.ones(1))
+
+
+def test_a_body_may_call_another_operator_and_see_its_errors() -> None:
+    inner = pair_of(lambda_fails)
+
+    def body(x: Tensor) -> Tensor:
+        try:
+            return inner.fast.op(x)  # type: ignore[no-any-return]
+        except ValueError:
+            return x + 1
+
+    assert check(pair_of(body), lambda: call(torch.ones(1))).value["values"] == "[2.0]"
+
+
+def lambda_fails(x: Tensor) -> Tensor:
+    raise ValueError("inner")
+
+
+def test_a_body_may_register_a_kernel_for_its_own_operator() -> None:
+    def body(x: Tensor) -> Tensor:
+        current.op.register_kernel("cpu", twos)
+        return torch.ones(1)
+
+    for side in pair_of(body).sides():
+        current = side
+        assert side.op(torch.ones(2)).tolist() == [1.0]
+        assert side.op(torch.ones(2)).tolist() == [2.0]
+
+
+def test_a_kernel_that_replaces_itself_while_it_runs_finishes() -> None:
+    def make_kernel(side: Side) -> Any:
+        def kernel(x: Tensor) -> Tensor:
+            side.op.register_kernel("cpu", twos)
+            gc.collect()
+            return x * 5
+
+        return kernel
+
+    for side in pair_of(ones).sides():
+        side.op.register_kernel("cpu", make_kernel(side))
+        assert side.op(torch.ones(1)).tolist() == [5.0]
+        assert side.op(torch.ones(1)).tolist() == [2.0]
+
+
+def test_a_replaced_kernel_is_freed() -> None:
+    def kernel(x: Tensor) -> Tensor:
+        return torch.full((1,), 4.0)
+
+    alive = []
+    for side in pair_of(ones).sides():
+
+        def mine(x: Tensor) -> Tensor:
+            return kernel(x)
+
+        side.op.register_kernel("cpu", mine)
+        side.op(torch.ones(2))
+        reference = weakref.ref(mine)
+        side.op.register_kernel("cpu", twos)
+        side.op(torch.ones(2))
+        del mine
+        gc.collect()
+        alive.append(reference() is not None)
+    assert alive[0] == alive[1]
+
+
+def test_a_replaced_operator_is_freed() -> None:
+    alive = []
+    for side, register in zip(pair_of(ones).sides(), REGISTER, strict=True):
+        side.op(torch.ones(2))
+        old = weakref.ref(side.op)
+        side.op = redefined(side, register, twos)
+        side.op(torch.ones(2))
+        gc.collect()
+        alive.append(old() is not None)
+    assert alive[0] == alive[1]
