@@ -117,7 +117,7 @@ def compare(data: st.DataObject, wrong: bool) -> None:
             assert outcome.raised is not None
 
 
-quickly = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quickly = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @quickly

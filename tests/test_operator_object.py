@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import operator
 import pickle
 import pydoc
 import types
@@ -158,7 +157,6 @@ def test_every_way_of_calling_an_object_works(pair: Pair) -> None:
         "map": lambda op: next(map(op, [x], [3.0])),
         "unpacked": lambda op: op(*arguments, **keywords),
         "method": lambda op: types.MethodType(op, x)(3.0),
-        "apply": lambda op: operator.call(op, x, 3.0) if hasattr(operator, "call") else op(x, 3.0),
     }
     for side in pair.sides():
         for spelling in SPELLINGS:

@@ -5,11 +5,13 @@ Python function; whether the function is the one that this code knows is decided
 unknown version of torch loses speed and nothing else.
 """
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._library.custom_ops import CustomOpDef
 
 from dutyfree import _core
@@ -19,6 +21,7 @@ Kernel = Callable[..., Any]
 _AUTOGRAD = "make_autograd_impl.<locals>.autograd_impl"
 _VERSION_BUMP = "CustomOpDef._register_mutation_version_bump.<locals>.adinplaceorview_impl"
 _BACKEND = "CustomOpDef.register_kernel.<locals>.inner.<locals>.backend_impl"
+_COUNTED = "__dutyfree_body__"
 _BODY = "CustomOpDef.register_kernel.<locals>.inner.<locals>.wrapped_fn"
 
 
@@ -71,8 +74,31 @@ def body_of(entry: Kernel) -> Kernel:
     if isinstance(inner, types.FunctionType) and inner.__qualname__ == _BODY:
         cell = _closure(inner).get("fn")
         if cell is not None:
-            return cell.cell_contents  # type: ignore[no-any-return]
+            return getattr(cell.cell_contents, _COUNTED, cell.cell_contents)  # type: ignore[no-any-return]
     return entry
+
+
+def counted(body: Kernel, schema: torch.FunctionSchema) -> Kernel:
+    """``body``, but more results than ``schema`` has raise. PyTorch 2.13 reads past the schema's end and crashes.
+
+    It serves PyTorch's own path; on the direct path the core counts, and runs the body itself.
+    """
+    expected = len(schema.returns)
+    if expected < 2:
+        return body
+
+    @functools.wraps(body)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        result = body(*args, **kwargs)
+        if isinstance(result, (tuple, list)) and len(result) > expected:
+            raise RuntimeError(
+                f"Expected the kernel of {schema.name} to return {expected} values, as its schema says, but it "
+                f"returned {len(result)}. Schema: {schema}"
+            )
+        return result
+
+    setattr(counting, _COUNTED, body)
+    return counting
 
 
 def _closure(function: types.FunctionType) -> dict[str, types.CellType]:

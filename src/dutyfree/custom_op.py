@@ -28,11 +28,17 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
     """
 
     def __init__(self, namespace: str, name: str, schema: str, fn: Callable[P, R], tags: Any = None) -> None:
-        replaced = custom_ops.OPDEFS.get(f"{namespace}::{name}")
+        qualname = f"{namespace}::{name}"
+        replaced = custom_ops.OPDEFS.get(qualname)
+        replaced_library: Any = custom_ops.OPDEF_TO_LIB.get(qualname)
         super().__init__(namespace, name, schema, fn, tags)
         if isinstance(replaced, CustomOp) and replaced._operator is not None:
             # Its kernels are gone from the dispatcher. To keep them known would keep the whole object alive.
             replaced._operator.forget()
+        if replaced_library is not None:
+            # When the old library is collected, PyTorch drops what torch.ops caches under the names it defined, but
+            # this name is the new operator's by now.
+            replaced_library._op_defs.clear()
         functools.update_wrapper(self, fn, updated=())
 
     def _register_to_dispatcher(self, tags: Sequence[torch.Tag]) -> None:
@@ -47,17 +53,15 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
 
     def register_kernel(self, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
         """As ``CustomOpDef.register_kernel``; device types may be in upper case."""
-        with _registrations.listen(self._lib) as heard:
-            register = super().register_kernel(_lower(device_types))
+        register = super().register_kernel(_lower(device_types))
 
         def inner(fn: Callable[..., Any]) -> Callable[..., Any]:
             with _registrations.listen(self._lib) as registered:
-                register(fn)
+                register(_registrations.counted(fn, self._opoverload._schema))
             if self._operator is not None:
                 _registrations.know(self._operator, self, registered)
             return fn
 
-        del heard
         return inner if fn is None else inner(fn)
 
     if TYPE_CHECKING:
@@ -83,7 +87,7 @@ _core.enable_vectorcall(CustomOp)
 
 def _by_name(qualname: str) -> CustomOpDef:
     """The operator of that name in this process; unpickling ends here."""
-    definition = custom_ops.OPDEFS.get(qualname)
+    definition: CustomOpDef | None = custom_ops.OPDEFS.get(qualname)
     if definition is None:
         raise LookupError(
             f"{qualname} is not registered in this process. Import the module that defines it before unpickling."
@@ -178,6 +182,8 @@ def _custom_op_making(cls: type[CustomOpDef]) -> Callable[..., Any]:
     """torch.library.custom_op's own code, where the class it makes is ``cls``."""
     original = custom_ops.custom_op
     names = {**original.__globals__, "CustomOpDef": cls}
-    making = types.FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+    making = types.FunctionType(
+        original.__code__, names, original.__name__, original.__defaults__, original.__closure__
+    )
     making.__kwdefaults__ = copy.copy(original.__kwdefaults__)
     return making
