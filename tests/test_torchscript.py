@@ -43,12 +43,16 @@ def test_a_script_that_calls_the_packet_names_the_operator(pair: Pair) -> None:
     assert "NAMESPACE::op(" in graphs[1]
 
 
-def test_a_script_that_calls_the_object_acts_as_in_pytorch(pair: Pair) -> None:
-    results = []
-    for side in pair.sides():
-        run = scripted(side.op)
-        results.append((run(torch.ones(2)).tolist(), graph_text(side, run.graph)))
-    assert results[0] == results[1]
+def test_a_script_that_calls_the_object_names_the_operator_too(pair: Pair) -> None:
+    """The reference compiles the object to a Python call, which can't be saved; see docs/differences.md."""
+    reference, fast = (scripted(side.op) for side in pair.sides())
+    assert "python_value" in str(reference.graph)
+    assert reference(torch.ones(2)).tolist() == fast(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert "NAMESPACE::op(%x.1, %2)" in graph_text(pair.fast, fast.graph)
+    saved = io.BytesIO()
+    torch.jit.save(fast, saved)
+    saved.seek(0)
+    assert torch.jit.load(saved)(torch.ones(2)).tolist() == [3.0, 3.0]
 
 
 def test_a_script_that_calls_the_overload_is_refused_as_in_pytorch(pair: Pair) -> None:

@@ -44,39 +44,90 @@ bool is_plain_tensor(PyObject* value) {
          torch_compat::has_plain_keys(torch_compat::tensor_impl(value)->key_set());
 }
 
-// Whether `value` is already exactly what PyTorch would make of it. `sole_owner` says that nobody else holds what
-// contains it. When unsure: no.
-bool is_settled(const ValueType& type, PyObject* value, bool sole_owner, AliasCheck& aliases) {
+// The list that a caller gets for `value`: that very one where nobody but us holds it, a copy where the body kept it (a
+// caller must not see what the body does to its own list later). Null where only PyTorch can tell.
+PyRef settle_tensor_list(PyObject* value, bool sole_owner, AliasCheck& aliases) {
+  if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) {
+    return {};
+  }
+  PyObject** items = PySequence_Fast_ITEMS(value);
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+    if (!is_plain_tensor(items[index]) || !aliases.admits(*torch_compat::tensor_impl(items[index]))) {
+      return {};
+    }
+  }
+  if (PyList_CheckExact(value) && sole_owner && Py_REFCNT(value) == 1) [[likely]] {
+    return PyRef::borrow(value);
+  }
+  return PyRef::steal(PySequence_List(value));
+}
+
+// What a caller gets for one value of a result, or null, with or without a Python error, where only PyTorch can tell.
+// `sole_owner` says that nobody but us holds what contains the value.
+PyRef settle_value(const ValueType& type, PyObject* value, bool sole_owner, AliasCheck& aliases) {
   if (type.optional) {
-    return false;
+    return {};
   }
   if (type.list) {
-    // The caller gets a list of its own, so one that the body kept must be copied.
-    if (type.kind != ValueKind::Tensor || !PyList_CheckExact(value) || !sole_owner || Py_REFCNT(value) != 1) {
-      return false;
-    }
-    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(value); ++index) {
-      PyObject* item = PyList_GET_ITEM(value, index);
-      if (!is_plain_tensor(item) || !aliases.admits(*torch_compat::tensor_impl(item))) {
-        return false;
-      }
-    }
-    return true;
+    return type.kind == ValueKind::Tensor ? settle_tensor_list(value, sole_owner, aliases) : PyRef();
   }
+  bool settled = false;
   switch (type.kind) {
     case ValueKind::Tensor:
-      return is_plain_tensor(value) && aliases.admits(*torch_compat::tensor_impl(value));
+      settled = is_plain_tensor(value) && aliases.admits(*torch_compat::tensor_impl(value));
+      break;
     case ValueKind::Int:
-      return is_exact_int64(value);
+      settled = is_exact_int64(value);
+      break;
     case ValueKind::Scalar:
-      return is_exact_number(value);
+      settled = is_exact_number(value);
+      break;
     case ValueKind::Float:
-      return PyFloat_CheckExact(value);
+      if (is_exact_int64(value)) {
+        return PyRef::steal(PyFloat_FromDouble(static_cast<double>(PyLong_AsLongLong(value))));
+      }
+      settled = PyFloat_CheckExact(value);
+      break;
     case ValueKind::Bool:
-      return PyBool_Check(value);
+      settled = PyBool_Check(value);
+      break;
     default:
-      return false;
+      break;
   }
+  return settled ? PyRef::borrow(value) : PyRef();
+}
+
+// The same for the several values of a result, in a tuple: the body's own where nothing in it had to change.
+PyRef settle_values(const std::vector<ValueType>& types, PyObject* result, AliasCheck& aliases) {
+  if ((!PyTuple_CheckExact(result) && !PyList_CheckExact(result)) ||
+      static_cast<std::size_t>(PySequence_Fast_GET_SIZE(result)) != types.size()) {
+    return {};
+  }
+  const auto count = static_cast<Py_ssize_t>(types.size());
+  const bool sole_owner = Py_REFCNT(result) == 1;
+  PyObject** items = PySequence_Fast_ITEMS(result);
+  PyRef changed;
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    PyRef value = settle_value(types[static_cast<std::size_t>(index)], items[index], sole_owner, aliases);
+    if (!value) {
+      return {};
+    }
+    if (!changed && PyTuple_CheckExact(result) && value.get() == items[index]) [[likely]] {
+      continue;
+    }
+    if (!changed) {
+      changed = PyRef::steal(PyTuple_New(count));
+      if (!changed) {
+        return {};
+      }
+      for (Py_ssize_t before = 0; before < index; ++before) {
+        Py_INCREF(items[before]);
+        PyTuple_SET_ITEM(changed.get(), before, items[before]);
+      }
+    }
+    PyTuple_SET_ITEM(changed.get(), index, value.release());
+  }
+  return changed ? std::move(changed) : PyRef::borrow(result);
 }
 
 // The same for operators that return their own arguments.
@@ -96,28 +147,17 @@ bool is_returned_argument(const Operator& op, const BoundArguments& arguments, P
   return true;
 }
 
-bool is_settled(const Operator& op, const BoundArguments& arguments, PyObject* result) {
+// What the caller gets, or null, with or without a Python error, where only PyTorch can tell.
+PyRef settle(const Operator& op, const BoundArguments& arguments, PyObject* result) {
   if (op.returns_mutated()) {
-    return is_returned_argument(op, arguments, result);
+    return is_returned_argument(op, arguments, result) ? PyRef::borrow(result) : PyRef();
   }
   const auto& types = op.signature().results();
   if (types.empty()) {
-    return result == Py_None;
+    return result == Py_None ? PyRef::borrow(result) : PyRef();
   }
   AliasCheck aliases(op, arguments);
-  if (types.size() == 1) {
-    return is_settled(types[0], result, true, aliases);
-  }
-  if (!PyTuple_CheckExact(result) || static_cast<std::size_t>(PyTuple_GET_SIZE(result)) != types.size()) {
-    return false;
-  }
-  const bool sole_owner = Py_REFCNT(result) == 1;
-  for (std::size_t index = 0; index < types.size(); ++index) {
-    if (!is_settled(types[index], PyTuple_GET_ITEM(result, static_cast<Py_ssize_t>(index)), sole_owner, aliases)) {
-      return false;
-    }
-  }
-  return true;
+  return types.size() == 1 ? settle_value(types[0], result, true, aliases) : settle_values(types, result, aliases);
 }
 
 // PyTorch's own backend wrapper looks at the result, then every kernel on the way up converts it.
@@ -145,9 +185,11 @@ PyObject* settle_result(const Operator& op,
                         PyRef result,
                         PyObject* judge,
                         int kernels_crossed) {
-  if (is_settled(op, arguments, result.get())) [[likely]] {
-    return result.release();
+  PyRef settled = settle(op, arguments, result.get());
+  if (settled) [[likely]] {
+    return settled.release();
   }
+  PyErr_Clear();  // memory ran out: PyTorch's way will say so again
   return settle_as_pytorch(op, arguments, std::move(result), judge, kernels_crossed);
 }
 

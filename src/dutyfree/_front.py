@@ -4,6 +4,7 @@ Every spelling of an operator ends in the ``_op`` of its OpOverload or of its pa
 changes: the objects, their schema, tags and hash stay what they are.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -36,8 +37,17 @@ def attach(overload: Any, operator: _core.Operator) -> None:
     packet = overload.overloadpacket
     if packet._overload_names == [overload._schema.overload_name]:
         packet._op = _core.OpCallable(packet._op, operator)
-        # TorchScript finds an operator by the identity of this object.
-        torch.jit._builtins._register_builtin(packet._op, packet._qualified_op_name)
+        register_builtin(packet._op, packet._qualified_op_name)
+
+
+def register_builtin(callable_: object, qualname: str) -> None:
+    """Make TorchScript compile calls of ``callable_`` to the operator, for as long as the object lives.
+
+    TorchScript knows it by its identity alone, and an identity is used again.
+    """
+    torch.jit._builtins._register_builtin(callable_, qualname)
+    table: Any = torch.jit._builtins._get_builtin_table()
+    weakref.finalize(callable_, table.pop, id(callable_), None).atexit = False
 
 
 def front_of(op: object) -> _core.Operator | None:

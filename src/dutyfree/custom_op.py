@@ -2,16 +2,16 @@
 
 import copy
 import functools
-import inspect
+import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch._library import custom_ops
 from torch._library.custom_ops import CustomOpDef
 
-from dutyfree import _core, _front, _registrations, _settings
+from dutyfree import _core, _front, _registrations, _schema, _settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +39,8 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
             # When the old library is collected, PyTorch drops what torch.ops caches under the names it defined, but
             # this name is the new operator's by now.
             replaced_library._op_defs.clear()
-        functools.update_wrapper(self, fn, updated=())
+        functools.update_wrapper(self, fn, updated=())  # inspect.signature follows __wrapped__
+        _front.register_builtin(self, qualname)
 
     def _register_to_dispatcher(self, tags: Sequence[torch.Tag]) -> None:
         with _registrations.listen(self._lib) as registered:
@@ -67,10 +68,6 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._init_fn)
 
     def __copy__(self) -> "CustomOp[P, R]":
         return self
@@ -166,16 +163,21 @@ def fast_custom_op(
         >>> scale(torch.ones(2), 3.0)
         tensor([3., 3.])
     """
-    if isinstance(mutates_args, str) and mutates_args != "unknown":
-        mutates_args = (mutates_args,)
-    register = _custom_op_making(CustomOp)(
-        name,
-        mutates_args=mutates_args,
-        device_types=_lower(device_types),
-        schema=schema,
-        tags=tags,
-    )
-    return register if fn is None else register(fn)  # type: ignore[no-any-return]
+    if isinstance(mutates_args, str):
+        mutates_args = mutates_args if mutates_args == "unknown" else (mutates_args,)
+    elif isinstance(mutates_args, Iterator):
+        mutates_args = tuple(mutates_args)  # it is read more than once
+    caller = sys._getframe(1)
+
+    def register(fn: Callable[P, R]) -> CustomOp[P, R]:
+        inferred = schema or _schema.infer_where_pytorch_cannot(fn, mutates_args, tags, caller.f_locals)
+        mutated = mutates_args if inferred is schema or inferred is None else _schema.mutated_names(inferred)
+        making = _custom_op_making(CustomOp)
+        return making(  # type: ignore[no-any-return]
+            name, fn, mutates_args=mutated, device_types=_lower(device_types), schema=inferred, tags=tags
+        )
+
+    return register if fn is None else register(fn)
 
 
 def _custom_op_making(cls: type[CustomOpDef]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._library import custom_ops
 
-from dutyfree import _front
+from dutyfree import _core, _front
 
 _SENTENCES = {
     "": "every kernel on the way is a known one",
@@ -97,17 +97,17 @@ def _modes() -> str:
 
 def stats() -> dict[str, OperatorStats]:
     """Calls of every operator that :func:`fast_custom_op` made, by ``"namespace::name"``."""
-    result = {}
-    for name, definition in sorted(custom_ops.OPDEFS.items()):
-        front = _front.front_of(definition)
-        if front is not None:
-            result[name] = OperatorStats(*front.counters())
-    return result
+    return {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
 
 
 def reset_stats() -> None:
     """Set every count to zero."""
-    for definition in list(custom_ops.OPDEFS.values()):
-        front = _front.front_of(definition)
-        if front is not None:
-            front.reset_counters()
+    for front in _fronts().values():
+        front.reset_counters()
+
+
+def _fronts() -> dict[str, _core.Operator]:
+    # One call copies the references, so that another thread may register meanwhile.
+    definitions = [reference() for reference in custom_ops.OPDEFS.valuerefs()]
+    fronts = {definition._qualname: _front.front_of(definition) for definition in definitions if definition is not None}
+    return {name: front for name, front in fronts.items() if front is not None}
