@@ -11,7 +11,7 @@ from isolated import run_isolated
 from parity import SPELLINGS, Pair, call, pair_of, unique_namespaces
 
 REASONS = {
-    "", "disabled", "schema", "torch-function-mode", "dispatch-mode", "profiler", "thread-state", "argument-count",
+    "", "disabled", "schema", "torch-function-mode", "dispatch-mode", "thread-state", "argument-count",
     "argument-name", "argument-type", "tensor-subclass", "tensor-key", "requires-grad", "kernel", "inference-mutation",
 }  # fmt: skip
 

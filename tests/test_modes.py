@@ -228,7 +228,7 @@ def test_the_profiler_shows_one_event_a_call(spelling: str) -> None:
         events.append(names)
     assert events[0].count("NAMESPACE::op") == 1
     assert events[1] == events[0]
-    with torch.profiler.profile(), took(pair.fast, "profiler"):
+    with torch.profiler.profile(), took(pair.fast, ""):
         pair.fast.spelled(spelling)(torch.ones(2))
     check(pair, lambda: call(torch.ones(2)))
 
@@ -243,10 +243,55 @@ def test_the_profiler_records_shapes_as_in_pytorch() -> None:
     assert shapes[1][0][0] == [2, 3]
 
 
-def test_the_autograd_profiler_counts_as_a_profiler() -> None:
+def test_the_autograd_profiler_sees_a_direct_call() -> None:
     pair = pair_of(clone)
-    with torch.autograd.profiler.profile():
-        check(pair, lambda: call(torch.ones(2)), reason="profiler")
+    with torch.autograd.profiler.profile() as profiler:
+        pair.reference.op(torch.ones(2))
+        with took(pair.fast, ""):
+            pair.fast.op(torch.ones(2))
+    names = [event.name for event in profiler.function_events]
+    assert all(names.count(side.qualname) == 1 for side in pair.sides())
+
+
+def test_the_profiler_gives_a_call_the_sequence_number_that_pytorch_gives() -> None:
+    seen = []
+    for side in pair_of(clone).sides():
+        for state in (torch.enable_grad, torch.no_grad):
+            with state(), torch.autograd.profiler.profile() as profiler:  # type: ignore[no-untyped-call]
+                side.op(torch.ones(2))
+            seen.append([e.sequence_nr >= 0 for e in profiler.function_events if e.name == side.qualname])
+    assert seen[:2] == seen[2:]
+    assert seen[2:] == [[True], [False]]
+
+
+def test_the_profiler_records_a_call_whose_body_raises() -> None:
+    def raises(x: Tensor) -> Tensor:
+        raise ValueError("from the body")
+
+    pair = pair_of(raises)
+    with torch.autograd.profiler.profile() as profiler:
+        for side in pair.sides():
+            with pytest.raises(ValueError, match="from the body"):
+                side.op(torch.ones(2))
+    names = [event.name for event in profiler.function_events]
+    assert all(names.count(side.qualname) == 1 for side in pair.sides())
+
+
+def test_the_profiler_records_every_kind_of_argument() -> None:
+    def many(
+        xs: list[Tensor], n: int, f: float = 1.5, flags: list[int] | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        return xs[0].clone(), [xs[1].clone()]
+
+    shapes = []
+    pair = pair_of(many)
+    for side in pair.sides():
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            side.op([torch.ones(2, 3), torch.ones(1)], 3, flags=(1, 2), dtype=torch.float16)
+        shapes.append([event.input_shapes for event in profiler.events() if event.name == side.qualname])
+    assert shapes[0] == shapes[1]
+    with torch.profiler.profile(record_shapes=True), took(pair.fast, ""):
+        pair.fast.op([torch.ones(2, 3), torch.ones(1)], 3)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +328,7 @@ def test_modes_entered_and_left_between_calls_are_never_remembered() -> None:
         (nullcontext, ""),
         (lambda: FunctionRecorder(pair.fast), "torch-function-mode"),
         (nullcontext, ""),
-        (torch.profiler.profile, "profiler"),
+        (torch.profiler.profile, ""),
         (torch.no_grad, ""),
     ):
         with enter(), took(pair.fast, reason):  # type: ignore[attr-defined]

@@ -1,7 +1,9 @@
 #include "call/direct.h"
 
 #include "call/results.h"
+#include "torch_compat/conversion.h"
 #include "torch_compat/eval_frame.h"
+#include "torch_compat/recorded_event.h"
 
 namespace dutyfree::call {
 namespace {
@@ -22,12 +24,10 @@ PyRef run_body(const Operator& op,
   return PyRef::steal(arguments.call(op.signature(), function));
 }
 
-}  // namespace
-
-PyObject* run_direct(Operator& op,
-                     const Decision& decision,
-                     const torch_compat::ThreadState& thread,
-                     BoundArguments& arguments) {
+PyObject* run(Operator& op,
+              const Decision& decision,
+              const torch_compat::ThreadState& thread,
+              BoundArguments& arguments) {
   // Held, since the body may register another one or redefine the operator.
   const PyRef function = PyRef::borrow(decision.function);
   const PyRef judge = PyRef::borrow(decision.backend->judge());
@@ -45,6 +45,44 @@ PyObject* run_direct(Operator& op,
     return nullptr;
   }
   return settle_result(op, arguments, std::move(result), judge.get(), decision.kernels_crossed);
+}
+
+// A profiler or another observer wants to know of this call.
+[[gnu::cold]] PyObject* run_observed(Operator& op,
+                                     const Decision& decision,
+                                     const torch_compat::ThreadState& thread,
+                                     BoundArguments& arguments,
+                                     at::StepCallbacks callbacks) {
+  try {
+    torch_compat::RecordedEvent event(std::move(callbacks), op.schema(), dispatch_keys(op, arguments, thread), [&] {
+      std::vector<c10::IValue> inputs;
+      for (std::size_t slot = 0; slot < op.signature().slots().size(); ++slot) {
+        inputs.push_back(torch_compat::to_ivalue(op.schema().arguments()[slot], arguments.value(slot)));
+      }
+      return inputs;
+    });
+    PyRef result = PyRef::steal(run(op, decision, thread, arguments));
+    if (result && event.needs_outputs()) {
+      event.set_outputs(torch_compat::to_ivalues(op.schema(), result.get()));
+    }
+    return result.release();
+  } catch (...) {
+    torch_compat::set_python_error();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+PyObject* run_direct(Operator& op,
+                     const Decision& decision,
+                     const torch_compat::ThreadState& thread,
+                     BoundArguments& arguments) {
+  auto callbacks = torch_compat::operator_callbacks();
+  if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
+    return run_observed(op, decision, thread, arguments, *std::move(callbacks));
+  }
+  return run(op, decision, thread, arguments);
 }
 
 }  // namespace dutyfree::call

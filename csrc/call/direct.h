@@ -6,7 +6,7 @@
 
 namespace dutyfree::call {
 
-// The direct path: bump the versions of mutated arguments, run the body below autograd, settle its result. A new
+// The direct path: tell observers, bump the versions of mutated arguments, run the body below autograd, settle its result. A new
 // reference, or null with a Python error set.
 PyObject* run_direct(Operator& op,
                      const Decision& decision,

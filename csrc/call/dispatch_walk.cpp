@@ -20,9 +20,6 @@ Reason thread_reason(const torch_compat::ThreadState& thread, c10::DispatchKeySe
   if (thread.torch_dispatch_active()) [[unlikely]] {
     return Reason::DispatchMode;
   }
-  if (thread.profiler_active()) [[unlikely]] {
-    return Reason::Profiler;
-  }
   return Reason::None;
 }
 
@@ -118,9 +115,14 @@ Decision decide(Operator& op,
     decision.key = torch_compat::first_special_key(arguments.keys());
     return decision;
   }
-  walk(op, torch_compat::call_key_set(op.entry(), arguments.keys(), included, thread.excluded()), thread, arguments,
-       decision);
+  walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
   return decision;
+}
+
+c10::DispatchKeySet dispatch_keys(const Operator& op,
+                                  const BoundArguments& arguments,
+                                  const torch_compat::ThreadState& thread) {
+  return torch_compat::call_key_set(op.entry(), arguments.keys(), thread.included(), thread.excluded());
 }
 
 }  // namespace dutyfree::call

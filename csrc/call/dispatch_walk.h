@@ -30,4 +30,9 @@ Decision decide(Operator& op,
                 const torch_compat::ThreadState& thread,
                 BoundArguments& arguments);
 
+// The key set that the dispatcher would compute for this call.
+c10::DispatchKeySet dispatch_keys(const Operator& op,
+                                  const BoundArguments& arguments,
+                                  const torch_compat::ThreadState& thread);
+
 }  // namespace dutyfree::call

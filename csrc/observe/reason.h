@@ -17,7 +17,6 @@ enum class Reason : std::uint8_t {
   Schema,
   TorchFunctionMode,
   DispatchMode,
-  Profiler,
   ThreadState,
   ArgumentCount,
   ArgumentName,
@@ -28,13 +27,12 @@ enum class Reason : std::uint8_t {
   Kernel,
   InferenceMutation,
 };
-inline constexpr std::array<const char*, 15> kReasonNames = {
+inline constexpr std::array<const char*, 14> kReasonNames = {
     "",
     "disabled",
     "schema",
     "torch-function-mode",
     "dispatch-mode",
-    "profiler",
     "thread-state",
     "argument-count",
     "argument-name",

@@ -9,19 +9,6 @@ namespace py = pybind11;
 namespace dutyfree::torch_compat {
 namespace {
 
-// Sets the Python error that PyTorch's binding of an operator sets for the exception in flight.
-void set_python_error() {
-  try {
-    throw;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (py::builtin_exception& error) {
-    error.set_error();
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-  }
-}
-
 bool holds_kind(const c10::TypePtr& type, c10::TypeKind kind) {
   if (type->kind() == kind) {
     return true;
@@ -53,6 +40,27 @@ torch::jit::Stack to_stack(const c10::FunctionSchema& schema, const py::object& 
 }
 
 }  // namespace
+
+void set_python_error() {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (py::builtin_exception& error) {
+    error.set_error();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
+
+c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value) {
+  return value == nullptr ? *argument.default_value()
+                          : torch::jit::toIValue(value, argument.real_type(), argument.N());
+}
+
+std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result) {
+  return to_stack(schema, py::reinterpret_borrow<py::object>(result));
+}
 
 PyRef default_as_python(const c10::Argument& argument) {
   try {

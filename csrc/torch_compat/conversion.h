@@ -2,6 +2,8 @@
 
 #include <ATen/core/function_schema.h>
 
+#include <vector>
+
 #include "py_ref.h"
 
 // PyTorch's own conversions between Python objects and IValues. Cold: the direct path meets them when an operator is
@@ -11,6 +13,15 @@ namespace dutyfree::torch_compat {
 // The default of `argument` as a body would see it (a ScalarType as torch.dtype, …). Null with a Python error set
 // where it can't be shown.
 PyRef default_as_python(const c10::Argument& argument);
+
+// The IValue of an exact argument value; of the default where `value` is null. Throws PyTorch's errors.
+c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value);
+
+// The IValues of a result that is already what its schema says. Throws PyTorch's errors.
+std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result);
+
+// Inside a catch block: sets the Python error that PyTorch's binding of an operator sets for the exception in flight.
+void set_python_error();
 
 // What a caller sees of `result` after one Python kernel returned it: PyTorch's checks, conversions and errors.
 // Null with a Python error set where PyTorch raises. One case is ours: more values than the schema has, where PyTorch

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -93,8 +92,6 @@ class ThreadState {
     }
     return false;
   }
-
-  bool profiler_active() const { return at::hasCallbacks(); }
 
  private:
   void locate();

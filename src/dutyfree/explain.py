@@ -14,7 +14,6 @@ _SENTENCES = {
     "schema": "the schema has no direct path ({detail})",
     "torch-function-mode": "a TorchFunctionMode is active (a torch.device context is one)",
     "dispatch-mode": "a TorchDispatchMode is active: {detail}",
-    "profiler": "a profiler or another RecordFunction callback is active",
     "thread-state": "this thread includes the dispatch key {key} (functorch, tracing, …)",
     "argument-count": "{argument} is missing, or there are too many positional arguments",
     "argument-name": "a keyword is unknown or names an argument that is given already",
