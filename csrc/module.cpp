@@ -14,8 +14,15 @@ PyMethodDef methods[] = {
      "Let calls of a CallTarget subclass's instances skip the frame of its __call__."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "dutyfree._core", "The C++ core of dutyfree.", -1, methods,
-                          nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "dutyfree._core",
+                          "The C++ core of dutyfree.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 

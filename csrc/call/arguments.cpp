@@ -1,5 +1,8 @@
 #include "call/arguments.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "call/values.h"
 
 #include <torch/csrc/Device.h>
@@ -71,7 +74,7 @@ bool equals_default(const Slot& slot, PyObject* value) {
   PyObject* expected = slot.default_value.get();
   if (value == expected) {
     // Identity is equality but for NaN.
-    return !PyFloat_CheckExact(value) || PyFloat_AS_DOUBLE(value) == PyFloat_AS_DOUBLE(value);
+    return !PyFloat_CheckExact(value) || !std::isnan(PyFloat_AS_DOUBLE(value));
   }
   if (Py_TYPE(value) != Py_TYPE(expected)) {
     return false;
@@ -171,7 +174,11 @@ bool BoundArguments::place_keyword(const Signature& signature, std::size_t first
 
 bool BoundArguments::check_tensor(PyObject* value) {
   if (torch_compat::is_exact_tensor(value)) [[likely]] {
-    keys_ = keys_ | torch_compat::tensor_impl(value)->key_set();
+    const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
+    const c10::DispatchKeySet keys = tensor.key_set();
+    keys_ = keys_ | keys;
+    common_keys_ = common_keys_ & keys;
+    may_require_grad_ |= torch_compat::has_autograd_state(tensor);
     return true;
   }
   const bool subclass = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;

@@ -50,6 +50,10 @@ class BoundArguments {
 
   // Union of the tensor arguments' key sets.
   c10::DispatchKeySet keys() const { return keys_; }
+  // False where no tensor argument can require a gradient: none has any autograd state.
+  bool may_require_grad() const { return may_require_grad_; }
+  // False where every tensor argument has the ADInplaceOrView key, which inference tensors lack.
+  bool may_hold_inference_tensor() const { return !common_keys_.has(c10::DispatchKey::ADInplaceOrView); }
 
   PyObject* value(std::size_t slot) const { return storage_[slot + 1]; }
 
@@ -69,6 +73,8 @@ class BoundArguments {
   bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   c10::DispatchKeySet keys_;
+  c10::DispatchKeySet common_keys_ = c10::DispatchKeySet(c10::DispatchKeySet::FULL);
+  bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object
   std::size_t passed_ = 0;   // positional values that the body gets
   int failed_argument_ = -1;
@@ -79,9 +85,7 @@ class BoundArguments {
 };
 
 template <typename Visit>
-bool BoundArguments::any_tensor(const Signature& signature,
-                                const std::vector<std::uint8_t>& slots,
-                                Visit visit) const {
+bool BoundArguments::any_tensor(const Signature& signature, const std::vector<std::uint8_t>& slots, Visit visit) const {
   for (const std::uint8_t slot : slots) {
     PyObject* value = this->value(slot);
     if (value == nullptr || value == Py_None) {

@@ -57,7 +57,9 @@ class OpReader {
 // Two operators that share a reader cost each other a look-up, no more. Guarded by the GIL.
 std::array<OpReader, 256> readers;
 
-PyRef current_op(PyObject* self) { return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self); }
+PyRef current_op(PyObject* self) {
+  return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self);
+}
 
 PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   const PyRef op = current_op(self);

@@ -6,8 +6,9 @@
 
 namespace dutyfree::call {
 
-// Tells in two instructions that a dict has not been written to. CPython up to 3.11 stamps every dict with a number that
-// no other dict or earlier state of it shares (PEP 509); later versions have none, and there nothing is ever unchanged.
+// Tells in two instructions that a dict has not been written to. CPython up to 3.11 stamps every dict with a number
+// that no other dict or earlier state of it shares (PEP 509); later versions have none, and there nothing is ever
+// unchanged.
 class DictWatch {
  public:
   explicit DictWatch(PyObject* dict) : dict_(dict) {}  // borrowed: whoever owns the watch owns the dict

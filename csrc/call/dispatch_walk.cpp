@@ -29,9 +29,8 @@ bool any_requires_grad(const Operator& op, const BoundArguments& arguments) {
 }
 
 bool mutates_inference_tensor(const Operator& op, const BoundArguments& arguments) {
-  return arguments.any_tensor(op.signature(), op.signature().mutated_slots(), [](const c10::TensorImpl& tensor) {
-    return !torch_compat::has_version_counter(tensor);
-  });
+  return arguments.any_tensor(op.signature(), op.signature().mutated_slots(),
+                              [](const c10::TensorImpl& tensor) { return !torch_compat::has_version_counter(tensor); });
 }
 
 // From the kernel that the dispatcher would call first down to the body, as far as known kernels go. Where that is not
@@ -76,11 +75,12 @@ void walk(Operator& op,
       return;
     }
   }
-  if (route.below_autograd && thread.grad_mode() && any_requires_grad(op, arguments)) [[unlikely]] {
+  if (arguments.may_require_grad() && route.below_autograd && thread.grad_mode() && any_requires_grad(op, arguments)) {
     decision.reason = Reason::RequiresGrad;
     return;
   }
-  if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
+  if (arguments.may_hold_inference_tensor() && route.bumps_versions && !thread.inference_mode() &&
+      mutates_inference_tensor(op, arguments)) {
     decision.reason = Reason::InferenceMutation;
     return;
   }
@@ -117,12 +117,6 @@ Decision decide(Operator& op,
   }
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
   return decision;
-}
-
-c10::DispatchKeySet dispatch_keys(const Operator& op,
-                                  const BoundArguments& arguments,
-                                  const torch_compat::ThreadState& thread) {
-  return torch_compat::call_key_set(op.entry(), arguments.keys(), thread.included(), thread.excluded());
 }
 
 }  // namespace dutyfree::call

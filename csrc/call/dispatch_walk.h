@@ -5,6 +5,7 @@
 #include "call/arguments.h"
 #include "call/operator.h"
 #include "observe/reason.h"
+#include "torch_compat/dispatch_table.h"
 #include "torch_compat/thread_state.h"
 
 namespace dutyfree::call {
@@ -13,13 +14,13 @@ namespace dutyfree::call {
 struct Decision {
   observe::Path path = observe::Path::PyTorch;
   observe::Reason reason = observe::Reason::None;
-  int argument = -1;                                       // the slot that decided, where one did
-  c10::DispatchKey key = c10::DispatchKey::Undefined;      // the dispatch key that decided, where one did
-  BackendKernel* backend = nullptr;                        // valid until Python code runs
-  PyObject* function = nullptr;                            // the body, borrowed from `backend`; null: refresh it first
-  bool below_autograd = false;                             // the body runs with the autograd keys excluded
-  bool bumps_versions = false;                             // mutated arguments get a new version first
-  int kernels_crossed = 0;                                 // Python kernels that PyTorch would send the result through
+  int argument = -1;                                   // the slot that decided, where one did
+  c10::DispatchKey key = c10::DispatchKey::Undefined;  // the dispatch key that decided, where one did
+  BackendKernel* backend = nullptr;                    // valid until Python code runs
+  PyObject* function = nullptr;                        // the body, borrowed from `backend`; null: refresh it first
+  bool below_autograd = false;                         // the body runs with the autograd keys excluded
+  bool bumps_versions = false;                         // mutated arguments get a new version first
+  int kernels_crossed = 0;                             // Python kernels that PyTorch would send the result through
 };
 
 // Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk
@@ -31,8 +32,10 @@ Decision decide(Operator& op,
                 BoundArguments& arguments);
 
 // The key set that the dispatcher would compute for this call.
-c10::DispatchKeySet dispatch_keys(const Operator& op,
-                                  const BoundArguments& arguments,
-                                  const torch_compat::ThreadState& thread);
+inline c10::DispatchKeySet dispatch_keys(const Operator& op,
+                                         const BoundArguments& arguments,
+                                         const torch_compat::ThreadState& thread) {
+  return torch_compat::call_key_set(op.entry(), arguments.keys(), thread.included(), thread.excluded());
+}
 
 }  // namespace dutyfree::call

@@ -16,7 +16,7 @@ PyObject* BackendKernel::look_up() {
 PyObject* BackendKernel::enabled_function() const {
   // The key is a str or None, so this runs no Python code and can't fail.
   return PySet_Contains(parts_.disabled.get(), parts_.device_type.get()) == 1 ? parts_.default_function.get()
-                                                                             : function_.get();
+                                                                              : function_.get();
 }
 
 bool BackendKernel::refresh() {

@@ -303,9 +303,8 @@ bool add_op_callable_types(PyObject* module) {
 
 PyObject* call_with_vector(PyObject* op_callable, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
   auto* callable = reinterpret_cast<OpCallable*>(op_callable);
-  const CallArguments call{.values = args,
-                           .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)),
-                           .keywords = keywords};
+  const CallArguments call{
+      .values = args, .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)), .keywords = keywords};
   PyObject* result = nullptr;
   if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
     return result;

@@ -14,13 +14,13 @@ struct OperatorObject {
   std::unique_ptr<Operator> op;  // null only while the object is being made or cleared
 };
 
-// `_core.OpCallable`: what stands in an OpOverload's (or packet's) `_op`. It runs the direct path and leaves the rest to
-// the callable that was there before; in all else (hash, attributes) it is that callable. Guarded by the GIL.
+// `_core.OpCallable`: what stands in an OpOverload's (or packet's) `_op`. It runs the direct path and leaves the rest
+// to the callable that was there before; in all else (hash, attributes) it is that callable. Guarded by the GIL.
 struct OpCallable {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject* pytorch;         // owned: the callable that was there before
-  OperatorObject* owner;     // owned: the operator
+  PyObject* pytorch;      // owned: the callable that was there before
+  OperatorObject* owner;  // owned: the operator
   PyObject* weak_references;
 };
 

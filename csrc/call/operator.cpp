@@ -23,8 +23,9 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 std::unique_ptr<Operator> Operator::find(const std::string& name) {
   const auto dot = name.find('.');
-  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
-      name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+  const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(),
+                                                     dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
   auto signature = Signature::compile(handle.schema());
   if (!signature) {
     return nullptr;

@@ -31,8 +31,8 @@ torch::jit::Stack to_stack(const c10::FunctionSchema& schema, const py::object& 
   }
   const auto values = py::cast<py::sequence>(result);
   const std::size_t count = values.size();
-  TORCH_CHECK(count <= returns.size(), "Expected the kernel of ", schema.operator_name(), " to return ",
-              returns.size(), " values, as its schema says, but it returned ", count, ". Schema: ", schema);
+  TORCH_CHECK(count <= returns.size(), "Expected the kernel of ", schema.operator_name(), " to return ", returns.size(),
+              " values, as its schema says, but it returned ", count, ". Schema: ", schema);
   for (std::size_t index = 0; index < count; ++index) {
     stack.push_back(torch::jit::toIValue(py::object(values[index]), returns[index].real_type()));
   }
@@ -54,8 +54,7 @@ void set_python_error() {
 }
 
 c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value) {
-  return value == nullptr ? *argument.default_value()
-                          : torch::jit::toIValue(value, argument.real_type(), argument.N());
+  return value == nullptr ? *argument.default_value() : torch::jit::toIValue(value, argument.real_type(), argument.N());
 }
 
 std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result) {
@@ -67,8 +66,8 @@ PyRef default_as_python(const c10::Argument& argument) {
     const c10::IValue& value = *argument.default_value();
     const auto& type = argument.real_type();
     if (!value.isNone() && holds_kind(type, c10::TypeKind::ScalarTypeType)) {
-      return PyRef::borrow(
-          reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<c10::ScalarType>(value.toInt()))));
+      return PyRef::borrow(reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<c10::ScalarType>(value
+                                                                                                           .toInt()))));
     }
     return PyRef::steal(torch::jit::toPyObject(value).release().ptr());
   } catch (...) {

@@ -36,12 +36,12 @@ struct NonFallthroughAccess {
 };
 template struct NonFallthroughAccess<&c10::DispatchKeyExtractor::nonFallthroughKeys_>;
 
-const std::array<c10::DispatchKeySet, c10::num_backends>& non_fallthrough_keys_per_backend(
-    const c10::DispatchKeyExtractor& extractor);
+const std::array<c10::DispatchKeySet, c10::num_backends>&
+non_fallthrough_keys_per_backend(const c10::DispatchKeyExtractor& extractor);
 template <auto Member>
 struct NonFallthroughPerBackendAccess {
-  friend const std::array<c10::DispatchKeySet, c10::num_backends>& non_fallthrough_keys_per_backend(
-      const c10::DispatchKeyExtractor& extractor) {
+  friend const std::array<c10::DispatchKeySet, c10::num_backends>&
+  non_fallthrough_keys_per_backend(const c10::DispatchKeyExtractor& extractor) {
     return extractor.*Member;
   }
 };

@@ -17,8 +17,8 @@ inline std::optional<at::StepCallbacks> operator_callbacks() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
 }
 
-// Starts when it is made and ends when it dies, on one thread. Callbacks run without the GIL, as they do in PyTorch's own
-// calls: they may wait for a thread that needs it.
+// Starts when it is made and ends when it dies, on one thread. Callbacks run without the GIL, as they do in PyTorch's
+// own calls: they may wait for a thread that needs it.
 class RecordedEvent {
  public:
   // `schema` must outlive the event. `inputs` is called for the arguments if a callback wants them.

@@ -42,8 +42,10 @@ struct AutogradMetaAccess {
 };
 template struct AutogradMetaAccess<&c10::TensorImpl::autograd_meta_>;
 
+inline bool has_autograd_state(const c10::TensorImpl& tensor) { return autograd_meta(tensor) != nullptr; }
+
 inline bool requires_grad(const c10::TensorImpl& tensor) {
-  return autograd_meta(tensor) != nullptr && tensor.requires_grad();
+  return has_autograd_state(tensor) && tensor.requires_grad();
 }
 
 // An inference tensor has none. PyTorch refuses to mutate it outside inference mode.
