@@ -24,7 +24,7 @@ PyRef run_body(const Operator& op,
   return PyRef::steal(arguments.call(op.signature(), function));
 }
 
-PyObject* run(Operator& op,
+PyObject* run(const Operator& op,
               const Decision& decision,
               const torch_compat::ThreadState& thread,
               BoundArguments& arguments) {
@@ -48,7 +48,7 @@ PyObject* run(Operator& op,
 }
 
 // A profiler or another observer wants to know of this call.
-[[gnu::cold]] PyObject* run_observed(Operator& op,
+[[gnu::cold]] PyObject* run_observed(const Operator& op,
                                      const Decision& decision,
                                      const torch_compat::ThreadState& thread,
                                      BoundArguments& arguments,
@@ -56,6 +56,7 @@ PyObject* run(Operator& op,
   try {
     torch_compat::RecordedEvent event(std::move(callbacks), op.schema(), dispatch_keys(op, arguments, thread), [&] {
       std::vector<c10::IValue> inputs;
+      inputs.reserve(op.signature().slots().size());
       for (std::size_t slot = 0; slot < op.signature().slots().size(); ++slot) {
         inputs.push_back(torch_compat::to_ivalue(op.schema().arguments()[slot], arguments.value(slot)));
       }
@@ -74,7 +75,7 @@ PyObject* run(Operator& op,
 
 }  // namespace
 
-PyObject* run_direct(Operator& op,
+PyObject* run_direct(const Operator& op,
                      const Decision& decision,
                      const torch_compat::ThreadState& thread,
                      BoundArguments& arguments) {

@@ -8,7 +8,7 @@ namespace dutyfree::call {
 
 // The direct path: tell observers, bump the versions of mutated arguments, run the body below autograd, settle its
 // result. A new reference, or null with a Python error set.
-PyObject* run_direct(Operator& op,
+PyObject* run_direct(const Operator& op,
                      const Decision& decision,
                      const torch_compat::ThreadState& thread,
                      BoundArguments& arguments);

@@ -33,7 +33,7 @@ std::unique_ptr<Operator> Operator::find(const std::string& name) {
   return std::unique_ptr<Operator>(new Operator(handle, std::move(*signature)));
 }
 
-Operator::Operator(c10::OperatorHandle handle, Signature signature)
+Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
     : handle_(handle),
       pin_(c10::Dispatcher::singleton().registerName(handle.operator_name())),
       entry_(torch_compat::operator_entry(handle_)),

@@ -35,7 +35,7 @@ class Operator {
   observe::Counters& counters() { return counters_; }
 
  private:
-  Operator(c10::OperatorHandle handle, Signature signature);
+  Operator(const c10::OperatorHandle& handle, Signature signature);
 
   c10::OperatorHandle handle_;
   // A handle does not own its entry. This does, so a callable that outlives its library finds an entry without

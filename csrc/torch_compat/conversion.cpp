@@ -54,7 +54,10 @@ void set_python_error() {
 }
 
 c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value) {
-  return value == nullptr ? *argument.default_value() : torch::jit::toIValue(value, argument.real_type(), argument.N());
+  if (value != nullptr) {
+    return torch::jit::toIValue(value, argument.real_type(), argument.N());
+  }
+  return argument.default_value().value_or(c10::IValue());
 }
 
 std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result) {
@@ -63,11 +66,10 @@ std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject*
 
 PyRef default_as_python(const c10::Argument& argument) {
   try {
-    const c10::IValue& value = *argument.default_value();
-    const auto& type = argument.real_type();
-    if (!value.isNone() && holds_kind(type, c10::TypeKind::ScalarTypeType)) {
-      return PyRef::borrow(reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<c10::ScalarType>(value
-                                                                                                           .toInt()))));
+    const c10::IValue value = argument.default_value().value_or(c10::IValue());
+    if (!value.isNone() && holds_kind(argument.real_type(), c10::TypeKind::ScalarTypeType)) {
+      auto* dtype = torch::getTHPDtype(static_cast<c10::ScalarType>(value.toInt()));
+      return PyRef::borrow(reinterpret_cast<PyObject*>(dtype));
     }
     return PyRef::steal(torch::jit::toPyObject(value).release().ptr());
   } catch (...) {
