@@ -1,12 +1,5 @@
 #include "torch_compat/eval_frame.h"
 
-extern "C" {
-// Exported by every CPython from 3.9 on; declared in a header that is not for extensions.
-typedef PyObject* (*dutyfree_frame_evaluator)(PyThreadState*, struct _PyInterpreterFrame*, int);
-dutyfree_frame_evaluator _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState*);
-PyObject* _PyEval_EvalFrameDefault(PyThreadState*, struct _PyInterpreterFrame*, int);
-}
-
 namespace dutyfree::torch_compat {
 namespace {
 
