@@ -2,6 +2,7 @@
 
 #include "call/call_slots.h"
 #include "call/op_callable.h"
+#include "call/operator_object.h"
 #include "torch_compat/eval_frame.h"
 
 namespace {
@@ -29,7 +30,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
-      !dutyfree::call::add_op_callable_types(module) || !dutyfree::call::add_call_target_type(module)) {
+      !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
+      !dutyfree::call::add_call_target_type(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

@@ -2,17 +2,9 @@
 
 #include <Python.h>
 
-#include "call/arguments.h"
-#include "call/dispatch_walk.h"
-#include "call/operator.h"
+#include "call/operator_object.h"
 
 namespace dutyfree::call {
-
-// `_core.Operator`: the Python object that owns one operator's C++ side. Guarded by the GIL.
-struct OperatorObject {
-  PyObject_HEAD
-  std::unique_ptr<Operator> op;  // null only while the object is being made or cleared
-};
 
 // `_core.OpCallable`: what stands in an OpOverload's (or packet's) `_op`. It runs the direct path and leaves the rest
 // to the callable that was there before; in all else (hash, attributes) it is that callable. Guarded by the GIL.
@@ -24,11 +16,10 @@ struct OpCallable {
   PyObject* weak_references;
 };
 
-extern PyTypeObject* operator_type;     // owned by the module for the life of the process
-extern PyTypeObject* op_callable_type;  // the same
+extern PyTypeObject* op_callable_type;  // owned by the module for the life of the process
 
-// Makes both types and adds them to the module. False with a Python error set on failure.
-bool add_op_callable_types(PyObject* module);
+// Makes the type and adds it to the module. False with a Python error set on failure.
+bool add_op_callable_type(PyObject* module);
 
 inline bool is_op_callable(PyObject* object) { return Py_TYPE(object) == op_callable_type; }
 
