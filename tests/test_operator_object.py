@@ -288,3 +288,39 @@ def test_it_is_callable_and_known_to_the_registry(pair: Pair) -> None:
 def test_stats_and_explain_know_an_operator_by_its_qualified_name(pair: Pair) -> None:
     assert pair.fast.qualname in dutyfree.stats()
     assert dutyfree.explain(pair.fast.op, torch.ones(2)).operator == pair.fast.qualname
+
+
+@pytest.mark.parametrize("cls", [dutyfree.CustomOp, CustomOpDef])
+def test_a_call_method_assigned_to_the_class_is_honoured(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = pair_of(scaled).fast.op
+    x = torch.ones(2)
+    assert op(x, 3.0).tolist() == [3.0, 3.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, "__call__", lambda self, *args, **kwargs: (self is op, args, kwargs))
+        assert op(x, factor=2.0) == (True, (x,), {"factor": 2.0})
+    assert op(x, 3.0).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("cls", [torch._ops.OpOverload, torch._ops.OpOverloadPacket])
+def test_a_call_method_assigned_to_torchs_classes_is_honoured(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = pair_of(scaled).fast
+    spelled = fast.overload if cls is torch._ops.OpOverload else fast.packet
+    x = torch.ones(2)
+    assert spelled(x, 3.0).tolist() == [3.0, 3.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, "__call__", lambda self, /, *args, **kwargs: "patched")
+        assert spelled(x, 2.0) == "patched"
+        if cls is torch._ops.OpOverload:
+            assert fast.op(x, 2.0) == "patched"
+    assert spelled(x, 3.0).tolist() == [3.0, 3.0]
+
+
+def test_a_callable_put_in_place_of_ours_is_honoured_by_every_spelling() -> None:
+    fast = pair_of(scaled).fast
+    x = torch.ones(2)
+    ours = fast.overload._op
+    assert fast.op(x, 3.0).tolist() == [3.0, 3.0]
+    fast.overload._op = lambda *args, **kwargs: "replaced"
+    assert fast.op(x) == fast.overload(x) == "replaced"
+    fast.overload._op = ours
+    assert fast.op(x, 3.0).tolist() == fast.overload(x, 3.0).tolist() == [3.0, 3.0]

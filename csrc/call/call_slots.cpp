@@ -79,6 +79,9 @@ PyObject* packet_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 void patch(PatchedType& patched, PyTypeObject* type, ternaryfunc replacement) {
+  if (type->tp_call == replacement) {
+    return;
+  }
   patched = {type, type->tp_call};
   type->tp_call = replacement;
   PyType_Modified(type);
@@ -101,7 +104,30 @@ struct CallTarget {
   PyObject* target;  // owned: the OpOverload; null until it is set
 };
 
+// Someone assigned `__call__` on the class: CPython then put its own function into tp_call, which runs that.
+[[gnu::cold]] PyObject* call_patched(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  const PyRef tuple = PyRef::steal(PyTuple_New(positional));
+  const PyRef dict = PyRef::steal(keywords == nullptr ? nullptr : PyDict_New());
+  if (!tuple || (keywords != nullptr && !dict)) {
+    return nullptr;
+  }
+  for (Py_ssize_t index = 0; index < positional; ++index) {
+    Py_INCREF(args[index]);
+    PyTuple_SET_ITEM(tuple.get(), index, args[index]);
+  }
+  for (Py_ssize_t index = 0; dict && index < PyTuple_GET_SIZE(keywords); ++index) {
+    if (PyDict_SetItem(dict.get(), PyTuple_GET_ITEM(keywords, index), args[positional + index]) < 0) {
+      return nullptr;
+    }
+  }
+  return Py_TYPE(self)->tp_call(self, tuple.get(), dict.get());
+}
+
 PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  if (Py_TYPE(self)->tp_call != PyVectorcall_Call) [[unlikely]] {
+    return call_patched(self, args, nargsf, keywords);
+  }
   const PyRef target = PyRef::borrow(reinterpret_cast<CallTarget*>(self)->target);
   if (!target) [[unlikely]] {
     PyErr_Format(PyExc_RuntimeError, "%s is not registered yet", Py_TYPE(self)->tp_name);
@@ -165,10 +191,9 @@ PyObject* install_call_slots(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &overload_type, &PyType_Type, &packet_type)) {
     return nullptr;
   }
-  if (overload.type == nullptr) {
-    patch(overload, reinterpret_cast<PyTypeObject*>(overload_type), overload_call);
-    patch(packet, reinterpret_cast<PyTypeObject*>(packet_type), packet_call);
-  }
+  // Not only once: a patch of `__call__` that has come and gone has taken the slot with it.
+  patch(overload, reinterpret_cast<PyTypeObject*>(overload_type), overload_call);
+  patch(packet, reinterpret_cast<PyTypeObject*>(packet_type), packet_call);
   Py_RETURN_NONE;
 }
 
