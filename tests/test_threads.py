@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
+from isolated import run_isolated
 from parity import unique_namespaces
 
 ROUNDS = 2000
@@ -232,3 +233,32 @@ def test_threads_define_their_own_names_again_and_again() -> None:
                 assert op(x).item() == op._opoverload(x).item() == expected
 
     in_threads(*[redefines] * 8)
+
+
+def forget_kernels_while_an_observed_call_has_let_the_gil_go() -> None:
+    def body(x: Tensor, sizes: list[int]) -> Tensor:
+        return x.clone()
+
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", body)
+    # Making IValues of so many sizes takes longer than a switch interval, so the other thread asks for the GIL meanwhile
+    # and gets it where the profiler is told of the call.
+    x, sizes = torch.ones(2), [1] * 20_000_000
+    op(x, [1])
+    sys.setswitchinterval(0.01)
+    started = threading.Event()
+
+    def forget() -> None:
+        started.wait()
+        op._operator.forget()  # what a redefinition does to the kernels that it replaces
+        _ = [bytes(size) for size in range(16, 400)]  # takes over what was freed
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    with torch.profiler.profile():
+        started.set()
+        assert op(x, sizes).tolist() == [1.0, 1.0]
+    thread.join()
+
+
+def test_kernels_may_be_forgotten_while_an_observed_call_has_let_the_gil_go() -> None:
+    run_isolated(forget_kernels_while_an_observed_call_has_let_the_gil_go)

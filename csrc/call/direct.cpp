@@ -8,11 +8,22 @@
 namespace dutyfree::call {
 namespace {
 
-PyRef run_body(const Operator& op,
-               const Decision& decision,
-               const torch_compat::ThreadState& thread,
-               const BoundArguments& arguments,
-               PyObject* function) {
+// What a call needs of its backend kernel, held from the decision on: whatever lets another thread or Python code in
+// (an observer, the body) may register another kernel or redefine the operator, and the decision's pointers die with
+// that.
+struct Body {
+  explicit Body(const Decision& decision)
+      : function(PyRef::borrow(decision.function)), judge(PyRef::borrow(decision.backend->judge())) {}
+
+  PyRef function;
+  PyRef judge;
+};
+
+PyRef run_function(const Operator& op,
+                   const Decision& decision,
+                   const torch_compat::ThreadState& thread,
+                   const BoundArguments& arguments,
+                   PyObject* function) {
   const torch_compat::BelowAutograd guard(thread, decision.below_autograd);
   if (torch_compat::frame_evaluator_installed()) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
@@ -27,10 +38,8 @@ PyRef run_body(const Operator& op,
 PyObject* run(const Operator& op,
               const Decision& decision,
               const torch_compat::ThreadState& thread,
-              BoundArguments& arguments) {
-  // Held, since the body may register another one or redefine the operator.
-  const PyRef function = PyRef::borrow(decision.function);
-  const PyRef judge = PyRef::borrow(decision.backend->judge());
+              BoundArguments& arguments,
+              const Body& body) {
   if (!arguments.settle_defaults(op.signature())) [[unlikely]] {
     return nullptr;
   }
@@ -40,11 +49,11 @@ PyObject* run(const Operator& op,
       return false;
     });
   }
-  PyRef result = run_body(op, decision, thread, arguments, function.get());
+  PyRef result = run_function(op, decision, thread, arguments, body.function.get());
   if (!result) {
     return nullptr;
   }
-  return settle_result(op, arguments, std::move(result), judge.get(), decision.kernels_crossed);
+  return settle_result(op, arguments, std::move(result), body.judge.get(), decision.kernels_crossed);
 }
 
 // A profiler or another observer wants to know of this call.
@@ -52,6 +61,7 @@ PyObject* run(const Operator& op,
                                      const Decision& decision,
                                      const torch_compat::ThreadState& thread,
                                      BoundArguments& arguments,
+                                     const Body& body,
                                      at::StepCallbacks callbacks) {
   try {
     torch_compat::RecordedEvent event(std::move(callbacks), op.schema(), dispatch_keys(op, arguments, thread), [&] {
@@ -62,7 +72,7 @@ PyObject* run(const Operator& op,
       }
       return inputs;
     });
-    PyRef result = PyRef::steal(run(op, decision, thread, arguments));
+    PyRef result = PyRef::steal(run(op, decision, thread, arguments, body));
     if (result && event.needs_outputs()) {
       event.set_outputs(torch_compat::to_ivalues(op.schema(), result.get()));
     }
@@ -79,11 +89,12 @@ PyObject* run_direct(const Operator& op,
                      const Decision& decision,
                      const torch_compat::ThreadState& thread,
                      BoundArguments& arguments) {
+  const Body body(decision);
   auto callbacks = torch_compat::operator_callbacks();
   if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
-    return run_observed(op, decision, thread, arguments, *std::move(callbacks));
+    return run_observed(op, decision, thread, arguments, body, *std::move(callbacks));
   }
-  return run(op, decision, thread, arguments);
+  return run(op, decision, thread, arguments, body);
 }
 
 }  // namespace dutyfree::call

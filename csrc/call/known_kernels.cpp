@@ -48,7 +48,7 @@ int BackendKernel::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel, std::unique_ptr<BackendKernel> backend)
+KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel, std::shared_ptr<BackendKernel> backend)
     : role(role),
       identity(torch_compat::kernel_identity(kernel)),
       kernel(std::move(kernel)),

@@ -13,8 +13,8 @@ namespace dutyfree::call {
 
 // custom_op's backend wrapper: it runs the function registered for one device type. The function is looked up on
 // every call, in the dict and the set that CustomOpDef itself uses, so a later register_kernel or set_kernel_enabled
-// counts at once. Owned by its KnownKernel; every member needs the GIL.
-class BackendKernel {
+// counts at once. Shared by its KnownKernel and by whoever refreshes it; every member needs the GIL.
+class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
  public:
   struct Parts {
     PyRef functions;         // CustomOpDef._backend_fns
@@ -36,7 +36,8 @@ class BackendKernel {
     }
     return function_.get();
   }
-  // Takes the dict's present entry apart. Runs Python code. False with a Python error set on failure.
+  // Takes the dict's present entry apart. Runs Python code, which may forget this kernel: the caller shares it for as
+  // long. False with a Python error set on failure.
   bool refresh();
 
   // PyTorch's own backend wrapper, with the body already run: judge(result, args, kwargs) returns the result or
@@ -63,13 +64,13 @@ struct KnownKernel {
     Backend,          // custom_op's backend wrapper: run the body
   };
 
-  KnownKernel(Role role, c10::KernelFunction kernel, std::unique_ptr<BackendKernel> backend);
+  KnownKernel(Role role, c10::KernelFunction kernel, std::shared_ptr<BackendKernel> backend);
 
   Role role;
   const c10::OperatorKernel* identity;
   // Keeps the functor alive, so that no later kernel can have its address.
   c10::KernelFunction kernel;
-  std::unique_ptr<BackendKernel> backend;  // for Role::Backend
+  std::shared_ptr<BackendKernel> backend;  // for Role::Backend
 };
 
 // One operator's known kernels. A handful, so a linear search is the fastest. Guarded by the GIL.

@@ -21,7 +21,8 @@ bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
     BoundArguments arguments;
     const Decision decision = decide(op, call, thread, arguments);
     if (decision.path == Path::Direct && decision.function == nullptr) [[unlikely]] {
-      if (!decision.backend->refresh()) {
+      const auto backend = decision.backend->shared_from_this();
+      if (!backend->refresh()) {
         *result = nullptr;
         return true;
       }

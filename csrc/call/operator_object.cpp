@@ -76,7 +76,7 @@ PyObject* operator_know(PyObject* object, PyObject* args) {
     kernels.add({KnownKernel::Role::ADInplaceOrView, kernel, nullptr});
   } else if (role == "backend" && judge != nullptr) {
     kernels.add({KnownKernel::Role::Backend, kernel,
-                 std::make_unique<BackendKernel>(BackendKernel::Parts{
+                 std::make_shared<BackendKernel>(BackendKernel::Parts{
                      .functions = PyRef::borrow(functions),
                      .disabled = PyRef::borrow(disabled),
                      .device_type = PyRef::borrow(device_type),

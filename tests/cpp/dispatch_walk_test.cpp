@@ -37,7 +37,7 @@ class Walk : public ::testing::Test {
     know(KnownKernel::Role::Autograd, "Autograd", nullptr);
     know(KnownKernel::Role::ADInplaceOrView, "ADInplaceOrView", nullptr);
     know(KnownKernel::Role::Backend, "CompositeExplicitAutograd",
-         std::make_unique<BackendKernel>(BackendKernel::Parts{
+         std::make_shared<BackendKernel>(BackendKernel::Parts{
              .functions = evaluate("{None: len}"),
              .disabled = evaluate("set()"),
              .device_type = PyRef::borrow(Py_None),
@@ -66,7 +66,7 @@ class Walk : public ::testing::Test {
 
  private:
   void impl(const char* key) { library_.impl("op", torch::dispatch(c10::parseDispatchKey(key), kernel())); }
-  void know(KnownKernel::Role role, const char* key, std::unique_ptr<BackendKernel> backend) {
+  void know(KnownKernel::Role role, const char* key, std::shared_ptr<BackendKernel> backend) {
     op_->kernels().add({role, op_->entry().kernelForDispatchKey(c10::parseDispatchKey(key)), std::move(backend)});
   }
 
