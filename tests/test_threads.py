@@ -240,8 +240,8 @@ def forget_kernels_while_an_observed_call_has_let_the_gil_go() -> None:
         return x.clone()
 
     op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", body)
-    # Making IValues of so many sizes takes longer than a switch interval, so the other thread asks for the GIL meanwhile
-    # and gets it where the profiler is told of the call.
+    # Making IValues of so many sizes takes longer than a switch interval, so the other thread asks for the GIL
+    # meanwhile and gets it where the profiler is told of the call.
     x, sizes = torch.ones(2), [1] * 20_000_000
     op(x, [1])
     sys.setswitchinterval(0.01)
