@@ -1,5 +1,6 @@
 """Whatever is registered after the first call takes effect at the next one."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -274,3 +275,51 @@ def test_a_decomposition_for_composite_implicit_is_treated_as_in_pytorch(pair: P
     for side in pair.sides():
         side.overload.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(lambda x: torch.full((1,), 8.0))
     gives(pair, outcome_values(pair))
+
+
+def ones_like_x(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def test_a_disabled_kernel_of_several_devices_is_told_apart_as_in_pytorch() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    pair = pair_of(ones_like_x, device_types=["cuda", "cpu"])
+    seen = []
+    for side in pair.sides():
+        side.op.register_kernel(["cpu", "xpu"], doubled)
+        for device in ("cpu", "xpu", "cuda"):
+            with side.op.set_kernel_enabled(device, enabled=False):
+                seen.append((device, side.op(torch.ones(1)).item()))
+    assert seen[:3] == seen[3:]
+
+
+def test_an_optional_list_of_tensors_does_not_choose_the_kernel() -> None:
+    def default(ys: Any = None) -> Tensor:
+        return torch.ones(1)
+
+    pair = pair_of(default, record=False, schema="(Tensor[]? ys=None) -> Tensor")
+    for side in pair.sides():
+        side.op.register_kernel("cpu")(lambda ys=None: torch.full((1,), 2.0))
+    check(pair, lambda: call([torch.ones(2)]))
+
+
+def test_threads_may_register_kernels_of_one_operator() -> None:
+    op = pair_of(ones_like_x).fast.op
+    failures: list[Exception] = []
+
+    def register() -> None:
+        try:
+            for _ in range(100):
+                op.register_kernel("cpu")(ones_like_x)
+                op(torch.ones(1))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=register) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,6 +1,7 @@
 """Redefinition and removal of operators, exceptions from bodies, and bodies that call operators again."""
 
 import gc
+import sys
 import traceback
 import weakref
 from contextlib import suppress
@@ -351,3 +352,66 @@ def test_a_replaced_operator_is_freed() -> None:
         gc.collect()
         alive.append(old() is not None)
     assert alive[0] == alive[1]
+
+
+def shrink_a_result_list_in_a_finaliser() -> None:
+    kept: list[int] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            kept.clear()
+
+    def body(x: Tensor) -> Any:
+        kept[:] = [10**12 + index for index in range(25)]
+        gc.disable()
+        Cycle()
+        gc.set_threshold(1, 1, 1)
+        gc.enable()
+        return kept
+
+    schema = "(Tensor x) -> (" + ", ".join(["int"] * 25) + ")"
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", body, mutates_args=(), schema=schema)
+    for _ in range(50):
+        with suppress(TypeError):
+            result = op(torch.ones(1))
+            assert result == tuple(10**12 + index for index in range(25)) or result in ((), None)
+
+
+def test_a_result_list_that_a_finaliser_shrinks_is_never_read_beyond_its_end() -> None:
+    run_isolated(shrink_a_result_list_in_a_finaliser)
+
+
+def make_an_operator_its_own_kernel() -> None:
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", ones)
+    op.register_kernel("cpu")(op)
+    with pytest.raises(RecursionError):
+        op(torch.ones(1))
+
+
+def test_an_operator_that_is_its_own_kernel_ends_in_a_recursion_error() -> None:
+    run_isolated(make_an_operator_its_own_kernel)
+
+
+def redefine_while_the_body_is_looked_up() -> None:
+    name = f"{unique_namespaces()[1]}::op"
+    op = dutyfree.fast_custom_op(name, ones)
+    done: list[Any] = []
+
+    def hook(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "body_of" and not done:
+            done.append(dutyfree.fast_custom_op(name, ones))
+            done.append([bytearray(b"\x5a" * size) for size in range(8, 256) for _ in range(4)])
+
+    sys.setprofile(hook)
+    try:
+        op(torch.ones(2))
+    finally:
+        sys.setprofile(None)
+    assert done
+
+
+def test_a_redefinition_while_the_body_is_looked_up_does_not_crash() -> None:
+    run_isolated(redefine_while_the_body_is_looked_up, PYTHONMALLOC="malloc", MALLOC_PERTURB_="165")

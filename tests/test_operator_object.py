@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 import dutyfree
+from isolated import run_isolated
 from parity import SPELLINGS, Pair, call, check, pair_of, took, unique_namespaces
 
 
@@ -324,3 +325,41 @@ def test_a_callable_put_in_place_of_ours_is_honoured_by_every_spelling() -> None
     assert fast.op(x) == fast.overload(x) == "replaced"
     fast.overload._op = ours
     assert fast.op(x, 3.0).tolist() == fast.overload(x, 3.0).tolist() == [3.0, 3.0]
+
+
+def patch_calls_before_the_first_operator() -> None:
+    from torch._ops import OpOverload
+
+    original, count = OpOverload.__call__, 0
+
+    def counting(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(self, *args, **kwargs)
+
+    OpOverload.__call__ = counting  # type: ignore[method-assign]
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", scaled)
+    for called in (op, op._opoverload, torch.ops.aten.neg.default):
+        before = count
+        called(torch.ones(2))
+        assert count == before + 1, called
+
+
+def test_a_call_method_assigned_before_the_first_operator_is_honoured() -> None:
+    run_isolated(patch_calls_before_the_first_operator)
+
+
+def test_another_overload_put_in_place_of_the_operators_own_is_called() -> None:
+    fast, other = pair_of(scaled).fast, pair_of(scaled).fast
+    fast.op(torch.ones(2))
+    fast.op._opoverload = other.op._opoverload
+    assert fast.op(torch.ones(2), 3.0).tolist() == [3.0, 3.0]
+    assert (len(fast.received), len(other.received)) == (1, 1)
+
+
+def test_an_argument_may_be_named_self() -> None:
+    def negated(self: Tensor) -> Tensor:
+        return -self
+
+    op = pair_of(negated, record=False).fast.op
+    assert op(self=torch.ones(1)).item() == op(torch.ones(1)).item() == -1

@@ -312,3 +312,17 @@ def test_an_operator_is_usable_after_a_bad_result() -> None:
     assert check(pair, lambda: call(torch.ones(2))).raised is not None
     current = torch.ones(3)
     assert check(pair, lambda: call(torch.ones(2))).raised is None
+
+
+def return_three_values_while_the_kernel_is_disabled() -> None:
+    def three(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, x + 2, x + 3  # type: ignore[return-value]
+
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", three, device_types="cpu")
+    for requires_grad in (False, True):
+        with op.set_kernel_enabled("cpu", enabled=False), pytest.raises(RuntimeError, match="to return 2 values"):
+            op(torch.ones(1, requires_grad=requires_grad))
+
+
+def test_too_many_outputs_raise_while_the_kernel_is_disabled() -> None:
+    run_isolated(return_three_values_while_the_kernel_is_disabled)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import dutyfree
 from parity import Arguments, Side, call, check, outcome_of, pair_of
 
 
@@ -210,3 +211,25 @@ def test_a_version_counter_wraps_no_earlier_than_in_pytorch() -> None:
         torch._C._autograd._unsafe_set_version_counter((x,), (2**31 - 2,))
         assert outcome_of(side, "object", call(x)).raised is None
         assert x._version == 2**31 - 1
+
+
+def test_a_mutated_tensor_without_a_version_counter_raises_as_in_pytorch() -> None:
+    """Its keys are an ordinary tensor's: `.data` of one was assigned to an inference tensor."""
+
+    def nothing(x: Tensor) -> None:
+        pass
+
+    def argument() -> Tensor:
+        with torch.inference_mode():
+            result = torch.ones(2)
+        result.data = torch.ones(2)
+        return result
+
+    pair = pair_of(nothing, record=False, mutates_args=("x",))
+    texts = []
+    for side in pair.sides():
+        with pytest.raises(RuntimeError) as error:
+            side.op(argument())
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+    assert dutyfree.explain(pair.fast.op, argument()).code == "inference-mutation"

@@ -99,7 +99,13 @@ PyObject* call_body(PyObject* body, PyObject* const* values, std::size_t positio
   if (PyFunction_Check(body)) [[likely]] {
     return reinterpret_cast<PyFunctionObject*>(body)->vectorcall(body, values, nargsf, keywords);
   }
-  return PyObject_Vectorcall(body, values, nargsf, keywords);
+  // Functions count their own recursion; a callable written in C (an operator is one) need not.
+  if (Py_EnterRecursiveCall(" while calling an operator's body") != 0) {
+    return nullptr;
+  }
+  PyObject* result = PyObject_Vectorcall(body, values, nargsf, keywords);
+  Py_LeaveRecursiveCall();
+  return result;
 }
 
 }  // namespace
@@ -172,12 +178,14 @@ bool BoundArguments::place_keyword(const Signature& signature, std::size_t first
   return fail(Reason::ArgumentName);
 }
 
-bool BoundArguments::check_tensor(PyObject* value) {
+bool BoundArguments::check_tensor(const ValueType& type, PyObject* value) {
   if (torch_compat::is_exact_tensor(value)) [[likely]] {
     const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
     const c10::DispatchKeySet keys = tensor.key_set();
-    keys_ = keys_ | keys;
-    common_keys_ = common_keys_ & keys;
+    every_key_ = every_key_ | keys;
+    if (!type.list || !type.optional) [[likely]] {
+      keys_ = keys_ | keys;
+    }
     may_require_grad_ |= torch_compat::has_autograd_state(tensor);
     return true;
   }
@@ -203,7 +211,7 @@ bool BoundArguments::check(const Signature& signature) {
     if (slot.type.list) {
       fits = copy_list(index, slot.type, value);
     } else if (slot.type.kind == ValueKind::Tensor) {
-      fits = check_tensor(value);
+      fits = check_tensor(slot.type, value);
     } else {
       const Fit fit = fit_scalar(slot.type.kind, value);
       if (fit == Fit::Converts) [[unlikely]] {
@@ -218,7 +226,7 @@ bool BoundArguments::check(const Signature& signature) {
       return false;
     }
   }
-  if (!torch_compat::has_plain_keys(keys_)) [[unlikely]] {
+  if (!torch_compat::has_plain_keys(every_key_)) [[unlikely]] {
     return fail(Reason::TensorKey);
   }
   return true;
@@ -242,7 +250,7 @@ bool BoundArguments::copy_list(std::size_t slot, const ValueType& type, PyObject
     if (item == Py_None && type.optional_element) {
       // passes
     } else if (type.kind == ValueKind::Tensor) {
-      if (!check_tensor(item)) [[unlikely]] {
+      if (!check_tensor(type, item)) [[unlikely]] {
         return false;
       }
     } else {

@@ -48,12 +48,12 @@ class BoundArguments {
   PyRef as_tuple(const Signature& signature) const;
   PyRef as_dict(const Signature& signature) const;
 
-  // Union of the tensor arguments' key sets.
+  // Union of the key sets of the tensors that the dispatcher looks at: all but those in optional lists.
   c10::DispatchKeySet keys() const { return keys_; }
+  // The key that makes a tensor argument not plain, or Undefined.
+  c10::DispatchKey special_key() const { return torch_compat::first_special_key(every_key_); }
   // False where no tensor argument can require a gradient: none has any autograd state.
   bool may_require_grad() const { return may_require_grad_; }
-  // False where every tensor argument has the ADInplaceOrView key, which inference tensors lack.
-  bool may_hold_inference_tensor() const { return !common_keys_.has(c10::DispatchKey::ADInplaceOrView); }
 
   PyObject* value(std::size_t slot) const { return storage_[slot + 1]; }
 
@@ -65,7 +65,7 @@ class BoundArguments {
   bool place_keywords(const Signature& signature, const CallArguments& call);
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
   bool check(const Signature& signature);
-  bool check_tensor(PyObject* value);
+  bool check_tensor(const ValueType& type, PyObject* value);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
   bool fail(observe::Reason reason, int argument = -1);
   void set_owned(std::size_t slot, PyObject* value);
@@ -73,7 +73,7 @@ class BoundArguments {
   bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   c10::DispatchKeySet keys_;
-  c10::DispatchKeySet common_keys_ = c10::DispatchKeySet(c10::DispatchKeySet::FULL);
+  c10::DispatchKeySet every_key_;  // those of all tensors
   bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object
   std::size_t passed_ = 0;   // positional values that the body gets

@@ -79,8 +79,7 @@ void walk(Operator& op,
     decision.reason = Reason::RequiresGrad;
     return;
   }
-  if (arguments.may_hold_inference_tensor() && route.bumps_versions && !thread.inference_mode() &&
-      mutates_inference_tensor(op, arguments)) {
+  if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
     decision.reason = Reason::InferenceMutation;
     return;
   }
@@ -112,7 +111,7 @@ Decision decide(Operator& op,
   if (!arguments.bind(op.signature(), call)) [[unlikely]] {
     decision.reason = arguments.failure();
     decision.argument = arguments.failed_argument();
-    decision.key = torch_compat::first_special_key(arguments.keys());
+    decision.key = arguments.special_key();
     return decision;
   }
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);

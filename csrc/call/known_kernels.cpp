@@ -14,9 +14,9 @@ PyObject* BackendKernel::look_up() {
 }
 
 PyObject* BackendKernel::enabled_function() const {
-  // The key is a str or None, so this runs no Python code and can't fail.
-  return PySet_Contains(parts_.disabled.get(), parts_.device_type.get()) == 1 ? parts_.default_function.get()
-                                                                              : function_.get();
+  // The key is a str, None or Ellipsis, so this runs no Python code and can't fail.
+  return PySet_Contains(parts_.disabled.get(), disabled_key_.get()) == 1 ? parts_.default_function.get()
+                                                                         : function_.get();
 }
 
 bool BackendKernel::refresh() {
@@ -27,11 +27,13 @@ bool BackendKernel::refresh() {
     }
     return false;
   }
-  PyRef function = PyRef::steal(PyObject_CallOneArg(parts_.unwrap.get(), entry.get()));
-  if (!function) {
+  const PyRef unwrapped = PyRef::steal(PyObject_CallOneArg(parts_.unwrap.get(), entry.get()));
+  PyObject *function = nullptr, *key = nullptr;
+  if (!unwrapped || !PyArg_ParseTuple(unwrapped.get(), "OO", &function, &key)) {
     return false;
   }
-  function_ = std::move(function);
+  function_ = PyRef::borrow(function);
+  disabled_key_ = PyRef::borrow(key);
   entry_ = std::move(entry);
   return true;
 }
@@ -45,6 +47,7 @@ int BackendKernel::traverse(visitproc visit, void* arg) const {
   Py_VISIT(parts_.judge.get());
   Py_VISIT(entry_.get());
   Py_VISIT(function_.get());
+  Py_VISIT(disabled_key_.get());
   return 0;
 }
 

@@ -19,9 +19,9 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   struct Parts {
     PyRef functions;         // CustomOpDef._backend_fns
     PyRef disabled;          // CustomOpDef._disabled_kernel
-    PyRef device_type;       // this kernel's key in both
+    PyRef device_type;       // this kernel's key in `functions`
     PyRef default_function;  // what runs while the kernel is disabled
-    PyRef unwrap;            // callable: an entry of `functions` -> the function that the user registered
+    PyRef unwrap;            // callable: an entry of `functions` -> (the user's function, its key in `disabled`)
     PyRef judge;             // callable: see judge()
   };
   explicit BackendKernel(Parts parts) : parts_(std::move(parts)), functions_(parts_.functions.get()) {}
@@ -54,6 +54,7 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   DictWatch functions_;  // over parts_.functions
   PyRef entry_;          // the entry of `functions` that `function_` was taken from
   PyRef function_;       // the user's function
+  PyRef disabled_key_;   // its key in `disabled`
 };
 
 // A kernel that stands in a dispatch table and whose meaning is known.

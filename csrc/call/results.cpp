@@ -44,22 +44,40 @@ bool is_plain_tensor(PyObject* value) {
          torch_compat::has_plain_keys(torch_compat::tensor_impl(value)->key_set());
 }
 
+// Making the new list may run a finaliser that changes the old one: null then.
+PyRef copy_as_list(PyObject* sequence) {
+  const Py_ssize_t size = PySequence_Fast_GET_SIZE(sequence);
+  PyRef list = PyRef::steal(PyList_New(size));
+  if (!list || PySequence_Fast_GET_SIZE(sequence) != size) {
+    return {};
+  }
+  PyObject** items = PySequence_Fast_ITEMS(sequence);
+  for (Py_ssize_t index = 0; index < size; ++index) {
+    Py_INCREF(items[index]);
+    PyList_SET_ITEM(list.get(), index, items[index]);
+  }
+  return list;
+}
+
 // The list that a caller gets for `value`: that very one where nobody but us holds it, a copy where the body kept it (a
 // caller must not see what the body does to its own list later). Null where only PyTorch can tell.
 PyRef settle_tensor_list(PyObject* value, bool sole_owner, AliasCheck& aliases) {
-  if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) {
+  PyRef list;
+  if (PyList_CheckExact(value) && sole_owner && Py_REFCNT(value) == 1) [[likely]] {
+    list = PyRef::borrow(value);
+  } else if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+    list = copy_as_list(value);
+  }
+  if (!list) {
     return {};
   }
-  PyObject** items = PySequence_Fast_ITEMS(value);
-  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
-    if (!is_plain_tensor(items[index]) || !aliases.admits(*torch_compat::tensor_impl(items[index]))) {
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(list.get()); ++index) {
+    PyObject* item = PyList_GET_ITEM(list.get(), index);
+    if (!is_plain_tensor(item) || !aliases.admits(*torch_compat::tensor_impl(item))) {
       return {};
     }
   }
-  if (PyList_CheckExact(value) && sole_owner && Py_REFCNT(value) == 1) [[likely]] {
-    return PyRef::borrow(value);
-  }
-  return PyRef::steal(PySequence_List(value));
+  return list;
 }
 
 // What a caller gets for one value of a result, or null, with or without a Python error, where only PyTorch can tell.
@@ -99,12 +117,13 @@ PyRef settle_value(const ValueType& type, PyObject* value, bool sole_owner, Alia
 
 // The same for the several values of a result, in a tuple: the body's own where nothing in it had to change.
 PyRef settle_values(const std::vector<ValueType>& types, PyObject* result, AliasCheck& aliases) {
-  if ((!PyTuple_CheckExact(result) && !PyList_CheckExact(result)) ||
+  const bool sole_owner = Py_REFCNT(result) == 1;
+  // A list that others hold may change under our hands while the values are converted.
+  if ((!PyTuple_CheckExact(result) && !(PyList_CheckExact(result) && sole_owner)) ||
       static_cast<std::size_t>(PySequence_Fast_GET_SIZE(result)) != types.size()) {
     return {};
   }
   const auto count = static_cast<Py_ssize_t>(types.size());
-  const bool sole_owner = Py_REFCNT(result) == 1;
   PyObject** items = PySequence_Fast_ITEMS(result);
   PyRef changed;
   for (Py_ssize_t index = 0; index < count; ++index) {

@@ -17,7 +17,7 @@ class Operator:
         disabled: set[str | None] = ...,
         device_type: str | None = ...,
         default_function: Callable[..., Any] = ...,
-        unwrap: Callable[[Callable[..., Any]], Callable[..., Any]] = ...,
+        unwrap: Callable[[Callable[..., Any]], tuple[Callable[..., Any], object]] = ...,
         judge: Callable[[object, tuple[Any, ...], dict[str, Any]], object] = ...,
         /,
     ) -> None: ...
@@ -39,7 +39,7 @@ class OpCallable:
 class CallTarget:
     """Base of classes whose instances stand for an operator."""
 
-    _call_target: object
+    _call_target: Any
 
 def install_call_slots(overload_type: type, packet_type: type, /) -> None: ...
 def remove_call_slots() -> None: ...

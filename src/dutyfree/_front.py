@@ -14,14 +14,18 @@ from dutyfree import _core
 
 
 def is_plain_call(cls: type) -> bool:
-    """Whether ``cls.__call__`` does nothing but ``self._op(*args, **kwargs)``, packets' script objects aside."""
+    """Whether ``cls.__call__`` is torch's own and only calls ``self._op`` (a packet also looks for script objects).
+
+    A wrapper that someone put there is not.
+    """
     code = getattr(cls.__call__, "__code__", None)
-    return code is not None and set(code.co_names) <= {
-        "_op",
-        "_has_torchbind_op_overload",
-        "_must_dispatch_in_python",
-        "_call_overload_packet_from_python",
-    }
+    return (
+        code is not None
+        and code.co_filename == torch._ops.OpOverload.__init__.__code__.co_filename
+        and "_op" in code.co_names
+        and set(code.co_names)
+        <= {"_op", "_has_torchbind_op_overload", "_must_dispatch_in_python", "_call_overload_packet_from_python"}
+    )
 
 
 def install_call_slots() -> None:

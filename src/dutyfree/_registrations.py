@@ -6,6 +6,7 @@ unknown version of torch loses speed and nothing else.
 """
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from dutyfree import _core
 
 Kernel = Callable[..., Any]
 
+# One listener at a time: it stands in the library's own `impl`. Reentrant, since a registration may make operators.
+_listening = threading.RLock()
+
 _AUTOGRAD = "make_autograd_impl.<locals>.autograd_impl"
 _VERSION_BUMP = "CustomOpDef._register_mutation_version_bump.<locals>.adinplaceorview_impl"
 _BACKEND = "CustomOpDef.register_kernel.<locals>.inner.<locals>.backend_impl"
@@ -28,6 +32,11 @@ _BODY = "CustomOpDef.register_kernel.<locals>.inner.<locals>.wrapped_fn"
 @contextmanager
 def listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
     """Collect the (dispatch key, function) of every ``library.impl`` call inside the block."""
+    with _listening:
+        yield from _listen(library)
+
+
+def _listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
     heard: list[tuple[str, Kernel]] = []
     impl = library.impl
 
@@ -61,21 +70,29 @@ def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tup
                 definition._backend_fns,
                 definition._disabled_kernel,
                 device_type,
-                definition._init_fn,
+                uncounted(definition._init_fn),
                 body_of,
                 _judge(definition, function, device_type),
             )
 
 
-def body_of(entry: Kernel) -> Kernel:
-    """The user's function inside an entry of ``CustomOpDef._backend_fns``, which turns Dynamo off and heeds
-    ``set_kernel_enabled``; the core does both itself. The entry itself where it is built in another way."""
+def body_of(entry: Kernel) -> tuple[Kernel, object]:
+    """The user's function inside an entry of ``CustomOpDef._backend_fns``, and its key in ``_disabled_kernel``.
+
+    The entry turns Dynamo off and heeds ``set_kernel_enabled``; the core does both itself. Where it is built in another
+    way, it is the function, under a key that is never disabled.
+    """
     inner = getattr(entry, "__wrapped__", None)
     if isinstance(inner, types.FunctionType) and inner.__qualname__ == _BODY:
-        cell = _closure(inner).get("fn")
-        if cell is not None:
-            return getattr(cell.cell_contents, _COUNTED, cell.cell_contents)  # type: ignore[no-any-return]
-    return entry
+        cells = _closure(inner)
+        if {"fn", "device_type"} <= cells.keys():
+            return uncounted(cells["fn"].cell_contents), cells["device_type"].cell_contents
+    return entry, ...
+
+
+def uncounted(body: Kernel) -> Kernel:
+    """What ``counted`` was given."""
+    return getattr(body, _COUNTED, body)
 
 
 def counted(body: Kernel, schema: torch.FunctionSchema) -> Kernel:

@@ -27,11 +27,16 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
     name).
     """
 
+    # CustomOpDef sets and reads this attribute; here it is the place where the core looks for what a call goes to.
+    _opoverload = _core.CallTarget._call_target
+
     def __init__(self, namespace: str, name: str, schema: str, fn: Callable[P, R], tags: Any = None) -> None:
         qualname = f"{namespace}::{name}"
         replaced = custom_ops.OPDEFS.get(qualname)
         replaced_library: Any = custom_ops.OPDEF_TO_LIB.get(qualname)
         super().__init__(namespace, name, schema, fn, tags)
+        # It runs while a kernel is disabled.
+        self._init_fn = _registrations.counted(fn, self._opoverload._schema)
         if isinstance(replaced, CustomOp) and replaced._operator is not None:
             # Its kernels are gone from the dispatcher. To keep them known would keep the whole object alive.
             replaced._operator.forget()
@@ -45,7 +50,6 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
     def _register_to_dispatcher(self, tags: Sequence[torch.Tag]) -> None:
         with _registrations.listen(self._lib) as registered:
             super()._register_to_dispatcher(tags)
-        self._call_target = self._opoverload
         self._operator: _core.Operator | None = None
         if _settings.enabled():
             self._operator = _core.Operator(self._qualname)

@@ -42,7 +42,7 @@ class Walk : public ::testing::Test {
              .disabled = evaluate("set()"),
              .device_type = PyRef::borrow(Py_None),
              .default_function = evaluate("len"),
-             .unwrap = evaluate("lambda entry: entry"),
+             .unwrap = evaluate("lambda entry: (entry, None)"),
              .judge = evaluate("None"),
          }));
   }
