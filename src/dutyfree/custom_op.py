@@ -55,6 +55,7 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
             self._operator = _core.Operator(self._qualname)
             _registrations.know(self._operator, self, registered)
             _front.attach(self._opoverload, self._operator)
+            _skip_the_frame_of_call()
 
     def register_kernel(self, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
         """As ``CustomOpDef.register_kernel``; device types may be in upper case."""
@@ -83,7 +84,16 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
         return (_by_name, (self._qualname,))
 
 
-_core.enable_vectorcall(CustomOp)
+_PLAIN_CALL: Any = CustomOpDef.__call__
+
+
+def _skip_the_frame_of_call() -> None:
+    """Let calls of operators skip the Python frame of ``__call__``, unless someone put another function there.
+
+    Not only once: a patch that has come and gone has taken CPython's slot with it.
+    """
+    if CustomOp.__call__ is _PLAIN_CALL:
+        _core.enable_vectorcall(CustomOp)
 
 
 def _by_name(qualname: str) -> CustomOpDef:
