@@ -415,3 +415,15 @@ def redefine_while_the_body_is_looked_up() -> None:
 
 def test_a_redefinition_while_the_body_is_looked_up_does_not_crash() -> None:
     run_isolated(redefine_while_the_body_is_looked_up, PYTHONMALLOC="malloc", MALLOC_PERTURB_="165")
+
+
+def test_a_body_may_swap_an_argument_for_another_tensor() -> None:
+    """The reference raises: it holds references to the arguments, which swap_tensors refuses."""
+
+    def swapping(x: Tensor) -> None:
+        torch.utils.swap_tensors(x, torch.zeros(2))
+
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", swapping, mutates_args=("x",))
+    x = torch.ones(2)
+    op(x)
+    assert x.tolist() == [0.0, 0.0]
