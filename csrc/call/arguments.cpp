@@ -59,15 +59,6 @@ bool is_sequence(PyObject* value) {
          Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(&THPSizeType);
 }
 
-// A new reference, or null when memory runs out; the call then goes PyTorch's way and meets the same shortage there.
-PyObject* int_as_float(PyObject* exact_int) {
-  PyObject* converted = PyFloat_FromDouble(static_cast<double>(PyLong_AsLongLong(exact_int)));
-  if (converted == nullptr) {
-    PyErr_Clear();
-  }
-  return converted;
-}
-
 // Equality as the dispatcher has it between values of one schema type. Runs on converted values only, whose types are
 // exact, so no Python code of a user's can run.
 bool equals_default(const Slot& slot, PyObject* value) {
@@ -355,7 +346,7 @@ PyObject* BoundArguments::call_with_keywords(const Signature& signature, PyObjec
   return call_body(body, values.data() + 1, passed_, keyword_names.get());
 }
 
-PyRef BoundArguments::as_tuple(const Signature&) const {
+PyRef BoundArguments::as_tuple() const {
   PyRef tuple = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(passed_)));
   for (std::size_t index = 0; tuple && index < passed_; ++index) {
     Py_INCREF(value(index));

@@ -45,7 +45,7 @@ class BoundArguments {
   PyObject* call(const Signature& signature, PyObject* body) const;
 
   // The settled arguments as PyTorch would pass them, for cold paths. Null with a Python error set on failure.
-  PyRef as_tuple(const Signature& signature) const;
+  PyRef as_tuple() const;
   PyRef as_dict(const Signature& signature) const;
 
   // Union of the key sets of the tensors that the dispatcher looks at: all but those in optional lists.
@@ -73,14 +73,14 @@ class BoundArguments {
   bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   c10::DispatchKeySet keys_;
-  c10::DispatchKeySet every_key_;  // those of all tensors
+  c10::DispatchKeySet every_key_;  // the same of all tensors
   bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object
   std::size_t passed_ = 0;   // positional values that the body gets
   int failed_argument_ = -1;
   observe::Reason failure_ = observe::Reason::None;
   // Element 0 is scratch space for PY_VECTORCALL_ARGUMENTS_OFFSET; slot i is element i + 1, null when omitted.
-  // Uninitialised beyond what `place` writes: clearing 64 pointers costs more than a call may.
+  // Uninitialised beyond the schema's arguments: clearing 64 pointers costs more than a call may.
   std::array<PyObject*, kMaxArguments + 1> storage_;
 };
 

@@ -16,7 +16,6 @@ class Operator {
   // Throws where the dispatcher has no such operator; null with a Python error set where Python fails.
   static std::unique_ptr<Operator> find(const std::string& name);
 
-  const c10::OperatorHandle& handle() const { return handle_; }
   const c10::impl::OperatorEntry& entry() const { return entry_; }
   const c10::FunctionSchema& schema() const { return schema_; }
   const Signature& signature() const { return signature_; }

@@ -102,7 +102,7 @@ PyRef settle_value(const ValueType& type, PyObject* value, bool sole_owner, Alia
       break;
     case ValueKind::Float:
       if (is_exact_int64(value)) {
-        return PyRef::steal(PyFloat_FromDouble(static_cast<double>(PyLong_AsLongLong(value))));
+        return PyRef::steal(int_as_float(value));
       }
       settled = PyFloat_CheckExact(value);
       break;
@@ -185,7 +185,7 @@ PyObject* settle_as_pytorch(const Operator& op,
                             PyRef result,
                             PyObject* judge,
                             int kernels_crossed) {
-  const PyRef args = arguments.as_tuple(op.signature());
+  const PyRef args = arguments.as_tuple();
   const PyRef kwargs = arguments.as_dict(op.signature());
   if (!args || !kwargs) {
     return nullptr;

@@ -24,4 +24,14 @@ inline bool is_exact_number(PyObject* value) {
   return PyFloat_CheckExact(value) || PyBool_Check(value) || is_exact_int64(value);
 }
 
+// The float that PyTorch makes of an int: a new reference, or null without a Python error when memory runs out; the
+// caller then leaves the value to PyTorch, which meets the same shortage.
+inline PyObject* int_as_float(PyObject* exact_int64) {
+  PyObject* converted = PyFloat_FromDouble(static_cast<double>(PyLong_AsLongLong(exact_int64)));
+  if (converted == nullptr) {
+    PyErr_Clear();
+  }
+  return converted;
+}
+
 }  // namespace dutyfree::call

@@ -1,4 +1,4 @@
-"""Puts the C++ callable in front of a registered operator, and takes it away again.
+"""Puts the C++ callable in front of a registered operator.
 
 Every spelling of an operator ends in the ``_op`` of its OpOverload or of its packet. Those two attributes are all that
 changes: the objects, their schema, tags and hash stay what they are.

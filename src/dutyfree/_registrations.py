@@ -32,24 +32,20 @@ _BODY = "CustomOpDef.register_kernel.<locals>.inner.<locals>.wrapped_fn"
 @contextmanager
 def listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
     """Collect the (dispatch key, function) of every ``library.impl`` call inside the block."""
-    with _listening:
-        yield from _listen(library)
-
-
-def _listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
     heard: list[tuple[str, Kernel]] = []
-    impl = library.impl
+    with _listening:
+        impl = library.impl
 
-    def listening(name: Any, function: Kernel, dispatch_key: str = "", **options: Any) -> Any:
-        result = impl(name, function, dispatch_key, **options)
-        heard.append((dispatch_key, function))
-        return result
+        def listening(name: Any, function: Kernel, dispatch_key: str = "", **options: Any) -> Any:
+            result = impl(name, function, dispatch_key, **options)
+            heard.append((dispatch_key, function))
+            return result
 
-    library.impl = listening
-    try:
-        yield heard
-    finally:
-        del library.impl
+        library.impl = listening
+        try:
+            yield heard
+        finally:
+            del library.impl
 
 
 def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tuple[str, Kernel]]) -> None:

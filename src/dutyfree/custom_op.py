@@ -1,6 +1,5 @@
 """``fast_custom_op``: torch.library.custom_op at the price of the plain function."""
 
-import copy
 import functools
 import sys
 import types
@@ -188,7 +187,7 @@ def fast_custom_op(
         mutated = mutates_args if inferred is schema or inferred is None else _schema.mutated_names(inferred)
         making = _custom_op_making(CustomOp)
         return making(  # type: ignore[no-any-return]
-            name, fn, mutates_args=mutated, device_types=_lower(device_types), schema=inferred, tags=tags
+            name, fn, mutates_args=mutated, device_types=device_types, schema=inferred, tags=tags
         )
 
     return register if fn is None else register(fn)
@@ -201,5 +200,5 @@ def _custom_op_making(cls: type[CustomOpDef]) -> Callable[..., Any]:
     making = types.FunctionType(
         original.__code__, names, original.__name__, original.__defaults__, original.__closure__
     )
-    making.__kwdefaults__ = copy.copy(original.__kwdefaults__)
+    making.__kwdefaults__ = original.__kwdefaults__
     return making

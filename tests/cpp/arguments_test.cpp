@@ -29,7 +29,7 @@ std::string bound(const Signature& signature, Call& call) {
     return observe::name(arguments.failure());
   }
   EXPECT_TRUE(arguments.settle_defaults(signature));
-  return repr(arguments.as_tuple(signature).get()) + " " + repr(arguments.as_dict(signature).get());
+  return repr(arguments.as_tuple().get()) + " " + repr(arguments.as_dict(signature).get());
 }
 
 TEST(Signature, NamesTheFirstTypeWithoutADirectPath) {
