@@ -1,5 +1,6 @@
 #include <Python.h>
 
+#include "call/autograd.h"
 #include "call/call_slots.h"
 #include "call/op_callable.h"
 #include "call/operator_object.h"
@@ -31,7 +32,7 @@ PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
       !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
-      !dutyfree::call::add_call_target_type(module)) {
+      !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_autograd(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

@@ -56,6 +56,9 @@ class BoundArguments {
   bool may_require_grad() const { return may_require_grad_; }
 
   PyObject* value(std::size_t slot) const { return storage_[slot + 1]; }
+  // After settle_defaults: how many positional arguments the body gets, and whether it gets this keyword-only one.
+  std::size_t passed() const { return passed_; }
+  bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   // Calls `visit(TensorImpl&)` for every tensor of the given slots until it returns true; whether one did.
   template <typename Visit>
@@ -70,7 +73,6 @@ class BoundArguments {
   bool fail(observe::Reason reason, int argument = -1);
   void set_owned(std::size_t slot, PyObject* value);
   PyObject* call_with_keywords(const Signature& signature, PyObject* body) const;
-  bool passes_keyword(const Signature& signature, std::size_t slot) const;
 
   c10::DispatchKeySet keys_;
   c10::DispatchKeySet every_key_;  // the same of all tensors

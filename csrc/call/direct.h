@@ -1,16 +1,12 @@
 #pragma once
 
-#include "call/arguments.h"
-#include "call/dispatch_walk.h"
-#include "call/operator.h"
+#include "call/running_call.h"
 
 namespace dutyfree::call {
 
-// The direct path: tell observers, bump the versions of mutated arguments, run the body below autograd, settle its
-// result. A new reference, or null with a Python error set.
-PyObject* run_direct(const Operator& op,
-                     const Decision& decision,
-                     const torch_compat::ThreadState& thread,
-                     BoundArguments& arguments);
+// Bumps the versions of mutated arguments, runs the body as PyTorch would run it and settles its result, which PyTorch
+// would send through `kernels_crossed` Python kernels. The arguments are settled. Null with a Python error set where
+// the body or PyTorch's checks raise.
+PyRef run_body(const RunningCall& call, int kernels_crossed);
 
 }  // namespace dutyfree::call

@@ -1,5 +1,7 @@
 #include "call/dispatch_walk.h"
 
+#include <algorithm>
+
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/tensor.h"
 
@@ -28,6 +30,32 @@ bool any_requires_grad(const Operator& op, const BoundArguments& arguments) {
                               [](const c10::TensorImpl& tensor) { return torch_compat::requires_grad(tensor); });
 }
 
+// Whether custom_op records a gradient for this value: not for a list in which one tensor is missing.
+bool asks_for_gradient(PyObject* value, bool list) {
+  if (value == nullptr || value == Py_None) {
+    return false;
+  }
+  if (!list) {
+    return torch_compat::requires_grad(*torch_compat::tensor_impl(value));
+  }
+  bool asks = false;
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(value); ++index) {
+    PyObject* item = PyList_GET_ITEM(value, index);
+    if (item == Py_None) {
+      return false;
+    }
+    asks |= torch_compat::requires_grad(*torch_compat::tensor_impl(item));
+  }
+  return asks;
+}
+
+bool records_gradient(const Operator& op, const BoundArguments& arguments) {
+  const Signature& signature = op.signature();
+  return std::any_of(signature.gradient_slots().begin(), signature.gradient_slots().end(), [&](std::uint8_t slot) {
+    return asks_for_gradient(arguments.value(slot), signature.slots()[slot].type.list);
+  });
+}
+
 bool mutates_inference_tensor(const Operator& op, const BoundArguments& arguments) {
   return arguments.any_tensor(op.signature(), op.signature().mutated_slots(),
                               [](const c10::TensorImpl& tensor) { return !torch_compat::has_version_counter(tensor); });
@@ -50,6 +78,7 @@ void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decis
     switch (known->role) {
       case KnownKernel::Role::Autograd:
         route.below_autograd = true;
+        route.autograd = known->autograd.get();
         keys = keys & c10::after_autograd_keyset;
         break;
       case KnownKernel::Role::ADInplaceOrView:
@@ -75,15 +104,22 @@ void walk(Operator& op,
       return;
     }
   }
-  if (arguments.may_require_grad() && route.below_autograd && thread.grad_mode() && any_requires_grad(op, arguments)) {
-    decision.reason = Reason::RequiresGrad;
-    return;
+  if (arguments.may_require_grad() && route.below_autograd && thread.grad_mode()) {
+    // PyTorch refuses a gradient through an out= argument, wherever it is.
+    const bool refused = op.returns_out() && any_requires_grad(op, arguments);
+    if (refused || records_gradient(op, arguments)) {
+      decision.reason = Reason::RequiresGrad;
+      if (refused || route.autograd == nullptr) {
+        return;
+      }
+      decision.autograd = route.autograd;
+    }
   }
   if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
     decision.reason = Reason::InferenceMutation;
     return;
   }
-  decision.path = Path::Direct;
+  decision.path = decision.autograd != nullptr ? Path::Autograd : Path::Direct;
   decision.below_autograd = route.below_autograd;
   decision.bumps_versions = route.bumps_versions;
   decision.kernels_crossed = route.length();

@@ -16,6 +16,7 @@ struct Decision {
   observe::Reason reason = observe::Reason::None;
   int argument = -1;                                   // the slot that decided, where one did
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // the dispatch key that decided, where one did
+  AutogradKernel* autograd = nullptr;                  // of an Autograd call; valid until Python code runs
   BackendKernel* backend = nullptr;                    // valid until Python code runs
   PyObject* function = nullptr;                        // the body, borrowed from `backend`; null: refresh it first
   bool below_autograd = false;                         // the body runs with the autograd keys excluded

@@ -51,11 +51,17 @@ int BackendKernel::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel, std::shared_ptr<BackendKernel> backend)
-    : role(role),
-      identity(torch_compat::kernel_identity(kernel)),
-      kernel(std::move(kernel)),
-      backend(std::move(backend)) {}
+KnownKernel::KnownKernel(Role role, c10::KernelFunction kernel)
+    : role(role), identity(torch_compat::kernel_identity(kernel)), kernel(std::move(kernel)) {}
+
+int KnownKernel::traverse(visitproc visit, void* arg) const {
+  if (autograd != nullptr) {
+    if (const int stop = autograd->traverse(visit, arg); stop != 0) {
+      return stop;
+    }
+  }
+  return backend == nullptr ? 0 : backend->traverse(visit, arg);
+}
 
 void KnownKernels::clear() {
   // Emptied before the Python objects die: their finalisers may call the operator.
@@ -65,10 +71,8 @@ void KnownKernels::clear() {
 
 int KnownKernels::traverse(visitproc visit, void* arg) const {
   for (const auto& kernel : kernels_) {
-    if (kernel->backend != nullptr) {
-      if (const int stop = kernel->backend->traverse(visit, arg); stop != 0) {
-        return stop;
-      }
+    if (const int stop = kernel->traverse(visit, arg); stop != 0) {
+      return stop;
     }
   }
   return 0;

@@ -57,21 +57,38 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   PyRef disabled_key_;   // its key in `disabled`
 };
 
+// custom_op's autograd wrapper, as far as it records a gradient. Shared by its KnownKernel and by the calls that are
+// under way; every member needs the GIL.
+struct AutogradKernel : std::enable_shared_from_this<AutogradKernel> {
+  PyRef apply;       // torch's own apply, bound to the operator's torch.autograd.Function, whose `forward` is ours
+  PyRef definition;  // the CustomOpDef; its _setup_context_fn is read when a call gets there
+  bool flattens_lists = false;  // lists of tensors are taken apart for `apply`, since the schema has some
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(apply.get());
+    Py_VISIT(definition.get());
+    return 0;
+  }
+};
+
 // A kernel that stands in a dispatch table and whose meaning is known.
 struct KnownKernel {
   enum class Role : std::uint8_t {
-    Autograd,         // custom_op's autograd wrapper: with no gradient to record, mask the autograd keys and go on
+    Autograd,         // custom_op's autograd wrapper: record a gradient where one is due, mask the autograd keys, go on
     ADInplaceOrView,  // custom_op's version bump of the mutated arguments, then on
     Backend,          // custom_op's backend wrapper: run the body
   };
 
-  KnownKernel(Role role, c10::KernelFunction kernel, std::shared_ptr<BackendKernel> backend);
+  KnownKernel(Role role, c10::KernelFunction kernel);
 
   Role role;
   const c10::OperatorKernel* identity;
   // Keeps the functor alive, so that no later kernel can have its address.
   c10::KernelFunction kernel;
-  std::shared_ptr<BackendKernel> backend;  // for Role::Backend
+  std::shared_ptr<AutogradKernel> autograd;  // for Role::Autograd; null where PyTorch has to record the gradients
+  std::shared_ptr<BackendKernel> backend;    // for Role::Backend
+
+  int traverse(visitproc visit, void* arg) const;
 };
 
 // One operator's known kernels. A handful, so a linear search is the fastest. Guarded by the GIL.

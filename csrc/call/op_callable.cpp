@@ -3,8 +3,8 @@
 #include <structmember.h>
 
 #include "call/arguments.h"
-#include "call/direct.h"
 #include "call/dispatch_walk.h"
+#include "call/running_call.h"
 
 namespace dutyfree::call {
 
@@ -14,13 +14,14 @@ namespace {
 
 using observe::Path;
 
-// Decides and, where the call is direct, makes it. Returns whether it did; `*result` then is the outcome.
-bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
+// Decides and, where the call is ours to make, makes it. Returns whether it did; `*result` then is the outcome.
+bool try_call(Operator& op, const CallArguments& call, PyObject** result) {
   const torch_compat::ThreadState& thread = torch_compat::ThreadState::here();
   for (;;) {
     BoundArguments arguments;
     const Decision decision = decide(op, call, thread, arguments);
-    if (decision.path == Path::Direct && decision.function == nullptr) [[unlikely]] {
+    const bool ours = decision.path != Path::PyTorch;
+    if (ours && decision.function == nullptr) [[unlikely]] {
       const auto backend = decision.backend->shared_from_this();
       if (!backend->refresh()) {
         *result = nullptr;
@@ -29,10 +30,10 @@ bool try_direct(Operator& op, const CallArguments& call, PyObject** result) {
       continue;  // Python code ran: everything may be different
     }
     op.counters().count(decision.path, decision.reason);
-    if (decision.path != Path::Direct) [[unlikely]] {
+    if (!ours) [[unlikely]] {
       return false;
     }
-    *result = run_direct(op, decision, thread, arguments);
+    *result = run_decided(op, decision, thread, arguments);
     return true;
   }
 }
@@ -130,7 +131,7 @@ PyObject* call_with_vector(PyObject* op_callable, PyObject* const* args, std::si
   const CallArguments call{
       .values = args, .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)), .keywords = keywords};
   PyObject* result = nullptr;
-  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
+  if (try_call(*callable->owner->op, call, &result)) [[likely]] {
     return result;
   }
   return PyObject_Vectorcall(callable->pytorch, args, nargsf, keywords);
@@ -142,7 +143,7 @@ PyObject* call_with_tuple(PyObject* op_callable, PyObject* args, PyObject* kwarg
                            .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(args)),
                            .keyword_dict = kwargs};
   PyObject* result = nullptr;
-  if (try_direct(*callable->owner->op, call, &result)) [[likely]] {
+  if (try_call(*callable->owner->op, call, &result)) [[likely]] {
     return result;
   }
   return PyObject_Call(callable->pytorch, args, kwargs);

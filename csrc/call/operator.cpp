@@ -44,10 +44,11 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
   if (is_view(schema_)) {
     unsupported_ = "a result is a view of an argument";
   }
+  returns_out_ = has_tag(handle_, at::Tag::out);
   if (has_tag(handle_, at::Tag::inplace)) {
     returns_mutated_ = true;
     returned_slots_ = {0};
-  } else if (has_tag(handle_, at::Tag::out)) {
+  } else if (returns_out_) {
     returns_mutated_ = true;
     for (const std::uint8_t slot : signature_.mutated_slots()) {
       if (slot >= signature_.positional_count()) {

@@ -23,6 +23,7 @@ class Operator {
 
   // Tag.inplace returns its first argument, Tag.out its mutated keyword-only ones; the others may alias nothing.
   bool returns_mutated() const { return returns_mutated_; }
+  bool returns_out() const { return returns_out_; }
   // Slots of the arguments that `returns_mutated` operators return.
   const std::vector<std::uint8_t>& returned_slots() const { return returned_slots_; }
   // Why no call can be direct, or null.
@@ -45,6 +46,7 @@ class Operator {
   Signature signature_;
   std::string name_;
   bool returns_mutated_ = false;
+  bool returns_out_ = false;
   std::vector<std::uint8_t> returned_slots_;
   std::string unsupported_;
   KnownKernels kernels_;

@@ -57,37 +57,60 @@ const c10::KernelFunction& registered_kernel(const Operator& op, const char* key
   return op.entry().kernelForDispatchKey(c10::parseDispatchKey(key));
 }
 
-PyObject* operator_know(PyObject* object, PyObject* args) {
-  const char* role_name = nullptr;
+// know_autograd(key, apply or None, definition, flattens_lists)
+PyObject* operator_know_autograd(PyObject* object, PyObject* args) {
   const char* key = nullptr;
-  PyObject *functions = nullptr, *disabled = nullptr, *device_type = nullptr, *default_function = nullptr,
-           *unwrap = nullptr, *judge = nullptr;
-  if (!PyArg_ParseTuple(args, "ss|O!O!OOOO", &role_name, &key, &PyDict_Type, &functions, &PySet_Type, &disabled,
-                        &device_type, &default_function, &unwrap, &judge)) {
+  PyObject *apply = nullptr, *definition = nullptr;
+  int flattens_lists = 0;
+  if (!PyArg_ParseTuple(args, "sOOp", &key, &apply, &definition, &flattens_lists)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  const std::string role = role_name;
-  auto& kernels = operator_of(object).kernels();
-  const auto& kernel = registered_kernel(operator_of(object), key);
-  if (role == "autograd") {
-    kernels.add({KnownKernel::Role::Autograd, kernel, nullptr});
-  } else if (role == "adinplaceorview") {
-    kernels.add({KnownKernel::Role::ADInplaceOrView, kernel, nullptr});
-  } else if (role == "backend" && judge != nullptr) {
-    kernels.add({KnownKernel::Role::Backend, kernel,
-                 std::make_shared<BackendKernel>(BackendKernel::Parts{
-                     .functions = PyRef::borrow(functions),
-                     .disabled = PyRef::borrow(disabled),
-                     .device_type = PyRef::borrow(device_type),
-                     .default_function = PyRef::borrow(default_function),
-                     .unwrap = PyRef::borrow(unwrap),
-                     .judge = PyRef::borrow(judge),
-                 })});
-  } else {
-    PyErr_Format(PyExc_ValueError, "no kernel role %s takes these arguments", role_name);
+  KnownKernel known(KnownKernel::Role::Autograd, registered_kernel(operator_of(object), key));
+  if (apply != Py_None) {
+    known.autograd = std::make_shared<AutogradKernel>();
+    known.autograd->apply = PyRef::borrow(apply);
+    known.autograd->definition = PyRef::borrow(definition);
+    known.autograd->flattens_lists = flattens_lists != 0;
+  }
+  operator_of(object).kernels().add(std::move(known));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// know_version_bump(key)
+PyObject* operator_know_version_bump(PyObject* object, PyObject* args) {
+  const char* key = nullptr;
+  if (!PyArg_ParseTuple(args, "s", &key)) {
     return nullptr;
   }
+  HANDLE_TH_ERRORS
+  operator_of(object).kernels().add(
+      KnownKernel(KnownKernel::Role::ADInplaceOrView, registered_kernel(operator_of(object), key)));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// know_backend(key, functions, disabled, device_type, default_function, unwrap, judge)
+PyObject* operator_know_backend(PyObject* object, PyObject* args) {
+  const char* key = nullptr;
+  PyObject *functions = nullptr, *disabled = nullptr, *device_type = nullptr, *default_function = nullptr,
+           *unwrap = nullptr, *judge = nullptr;
+  if (!PyArg_ParseTuple(args, "sO!O!OOOO", &key, &PyDict_Type, &functions, &PySet_Type, &disabled, &device_type,
+                        &default_function, &unwrap, &judge)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  KnownKernel known(KnownKernel::Role::Backend, registered_kernel(operator_of(object), key));
+  known.backend = std::make_shared<BackendKernel>(BackendKernel::Parts{
+      .functions = PyRef::borrow(functions),
+      .disabled = PyRef::borrow(disabled),
+      .device_type = PyRef::borrow(device_type),
+      .default_function = PyRef::borrow(default_function),
+      .unwrap = PyRef::borrow(unwrap),
+      .judge = PyRef::borrow(judge),
+  });
+  operator_of(object).kernels().add(std::move(known));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -156,7 +179,9 @@ PyObject* operator_unsupported(PyObject* object, void*) {
 }
 
 PyMethodDef operator_methods[] = {
-    {"know", operator_know, METH_VARARGS, "Record what the kernel now registered for a dispatch key does."},
+    {"know_autograd", operator_know_autograd, METH_VARARGS, "custom_op's autograd kernel stands under a key now."},
+    {"know_version_bump", operator_know_version_bump, METH_VARARGS, "Its version bump stands under a key now."},
+    {"know_backend", operator_know_backend, METH_VARARGS, "Its kernel that runs the body stands under a key now."},
     {"forget", operator_forget, METH_NOARGS, "Forget every kernel: all calls go PyTorch's way from now on."},
     {"explain", operator_explain, METH_VARARGS, "The path that a call would take: (path, reason, slot, key)."},
     {"counters", operator_counters, METH_NOARGS, "Calls by path and by reason."},

@@ -43,7 +43,8 @@ class Route {
 
   bool below_autograd = false;
   bool bumps_versions = false;
-  BackendKernel* backend = nullptr;  // null: the route does not end in a body
+  AutogradKernel* autograd = nullptr;  // null: PyTorch has to record the gradients
+  BackendKernel* backend = nullptr;    // null: the route does not end in a body
 
  private:
   c10::DispatchKeySet keys_;

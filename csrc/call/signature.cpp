@@ -71,7 +71,8 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
         slot.type.kind = ValueKind::Other;  // PyTorch shows a body such a default as ints
       }
       slot.default_value = torch_compat::default_as_python(argument);
-      if (!slot.default_value) {
+      slot.schema_default = torch_compat::default_as_schema_shows(argument);
+      if (!slot.default_value || !slot.schema_default) {
         return std::nullopt;
       }
     }
@@ -81,6 +82,9 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     }
     if (slot.type.kind == ValueKind::Tensor) {
       signature.tensor_slots_.push_back(index);
+      if (!argument.kwarg_only()) {
+        signature.gradient_slots_.push_back(index);
+      }
       if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
         signature.mutated_slots_.push_back(index);
       }
@@ -91,7 +95,9 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     signature.slots_.push_back(std::move(slot));
   }
   for (const c10::Argument& result : schema.returns()) {
-    signature.results_.push_back(value_type(result.real_type(), false));
+    const ValueType type = value_type(result.real_type(), false);
+    signature.results_are_plain_ &= !type.list && !type.optional && type.kind != ValueKind::Other;
+    signature.results_.push_back(type);
   }
   return signature;
 }

@@ -29,6 +29,8 @@ struct Slot {
   bool has_default = false;
   PyRef name;           // interned
   PyRef default_value;  // as a body would see it; a list is copied before a body gets it
+  // As FunctionSchema shows it, which is what setup_context sees (the number of a dtype, …); a list is copied as well.
+  PyRef schema_default;
 };
 
 // A schema compiled once, when an operator is set up. Immutable afterwards, so any thread may read it under the GIL.
@@ -44,6 +46,10 @@ class Signature {
   // Slots that hold tensors or lists of tensors, and those of them that the schema says are mutated.
   const std::vector<std::uint8_t>& tensor_slots() const { return tensor_slots_; }
   const std::vector<std::uint8_t>& mutated_slots() const { return mutated_slots_; }
+  // The positional ones of the tensor slots: custom_op records gradients for no others.
+  const std::vector<std::uint8_t>& gradient_slots() const { return gradient_slots_; }
+  // Whether every result is one exact Python object, which no kernel on the way up would replace.
+  bool results_are_plain() const { return results_are_plain_; }
   // The first argument or result without a direct path ("argument x: Dict(str, int)"), empty when all have one.
   const std::string& unsupported() const { return unsupported_; }
 
@@ -53,6 +59,8 @@ class Signature {
   std::size_t positional_count_ = 0;
   std::vector<std::uint8_t> tensor_slots_;
   std::vector<std::uint8_t> mutated_slots_;
+  std::vector<std::uint8_t> gradient_slots_;
+  bool results_are_plain_ = true;
   std::string unsupported_;
 };
 

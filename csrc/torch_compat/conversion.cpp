@@ -78,6 +78,15 @@ PyRef default_as_python(const c10::Argument& argument) {
   }
 }
 
+PyRef default_as_schema_shows(const c10::Argument& argument) {
+  try {
+    return PyRef::steal(torch::jit::toPyObject(argument.default_value().value_or(c10::IValue())).release().ptr());
+  } catch (...) {
+    set_python_error();
+    return {};
+  }
+}
+
 PyRef result_through_kernel(const c10::FunctionSchema& schema, PyObject* result) {
   try {
     auto stack = to_stack(schema, py::reinterpret_borrow<py::object>(result));

@@ -14,6 +14,9 @@ namespace dutyfree::torch_compat {
 // where it can't be shown.
 PyRef default_as_python(const c10::Argument& argument);
 
+// The default of `argument` as torch.FunctionSchema shows it in Python. Null with a Python error set where it can't be.
+PyRef default_as_schema_shows(const c10::Argument& argument);
+
 // The IValue of an exact argument value; of the default where `value` is null. Throws PyTorch's errors.
 c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value);
 

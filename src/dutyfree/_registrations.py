@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from dutyfree import _core
+from dutyfree import _core, _gradients
+from dutyfree._closures import closure_of, with_closure
 
 Kernel = Callable[..., Any]
 
@@ -53,15 +54,14 @@ def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tup
     for key, function in registered:
         name = getattr(function, "__qualname__", "")
         if name == _AUTOGRAD and key == "Autograd":
-            operator.know("autograd", key)
+            operator.know_autograd(key, *_gradients.prepare(function, definition))
         elif name == _VERSION_BUMP and key == "ADInplaceOrView":
-            operator.know("adinplaceorview", key)
+            operator.know_version_bump(key)
         elif name == _BACKEND and isinstance(function, types.FunctionType):
             # The kernel looks its function up by the device type in its closure, which in a registration for several
             # devices is the last one for all of them.
-            device_type = _closure(function)["device_type"].cell_contents
-            operator.know(
-                "backend",
+            device_type = closure_of(function)["device_type"].cell_contents
+            operator.know_backend(
                 key,
                 definition._backend_fns,
                 definition._disabled_kernel,
@@ -80,7 +80,7 @@ def body_of(entry: Kernel) -> tuple[Kernel, object]:
     """
     inner = getattr(entry, "__wrapped__", None)
     if isinstance(inner, types.FunctionType) and inner.__qualname__ == _BODY:
-        cells = _closure(inner)
+        cells = closure_of(inner)
         if {"fn", "device_type"} <= cells.keys():
             return uncounted(cells["fn"].cell_contents), cells["device_type"].cell_contents
     return entry, ...
@@ -114,10 +114,6 @@ def counted(body: Kernel, schema: torch.FunctionSchema) -> Kernel:
     return counting
 
 
-def _closure(function: types.FunctionType) -> dict[str, types.CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
 class _AlreadyRun:
     """Stands for a CustomOpDef whose body has run: everything is the definition's but the body, which yields the
     result."""
@@ -139,9 +135,6 @@ def _judge(
     """PyTorch's own backend wrapper over a body that has run already: its checks and its errors, word for word."""
 
     def judge(result: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        cells = _closure(kernel) | {"self": types.CellType(_AlreadyRun(definition, device_type, result))}
-        closure = tuple(cells[name] for name in kernel.__code__.co_freevars)
-        replay = types.FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__, None, closure)
-        return replay(*args, **kwargs)
+        return with_closure(kernel, self=_AlreadyRun(definition, device_type, result))(*args, **kwargs)
 
     return judge

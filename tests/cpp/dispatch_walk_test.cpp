@@ -67,7 +67,9 @@ class Walk : public ::testing::Test {
  private:
   void impl(const char* key) { library_.impl("op", torch::dispatch(c10::parseDispatchKey(key), kernel())); }
   void know(KnownKernel::Role role, const char* key, std::shared_ptr<BackendKernel> backend) {
-    op_->kernels().add({role, op_->entry().kernelForDispatchKey(c10::parseDispatchKey(key)), std::move(backend)});
+    call::KnownKernel kernel(role, op_->entry().kernelForDispatchKey(c10::parseDispatchKey(key)));
+    kernel.backend = std::move(backend);
+    op_->kernels().add(std::move(kernel));
   }
 
   torch::Library library_;

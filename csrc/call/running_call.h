@@ -1,0 +1,42 @@
+#pragma once
+
+#include "call/arguments.h"
+#include "call/dispatch_walk.h"
+#include "call/operator.h"
+#include "py_ref.h"
+
+namespace dutyfree::call {
+
+// A decided call while it is made, on the stack of its thread. It holds what the call needs of its kernels from the
+// decision on: whatever lets another thread or Python code in (an observer, the body) may register another kernel or
+// redefine the operator, and the decision's pointers die with that.
+struct RunningCall {
+  RunningCall(const Operator& op,
+              const Decision& decision,
+              const torch_compat::ThreadState& thread,
+              BoundArguments& arguments)
+      : op(op),
+        decision(decision),
+        thread(thread),
+        arguments(arguments),
+        function(PyRef::borrow(decision.function)),
+        judge(PyRef::borrow(decision.backend->judge())),
+        autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
+
+  const Operator& op;
+  const Decision& decision;
+  const torch_compat::ThreadState& thread;
+  BoundArguments& arguments;
+  const PyRef function;                            // the body
+  const PyRef judge;                               // see BackendKernel::judge
+  const std::shared_ptr<AutogradKernel> autograd;  // of an Autograd call
+};
+
+// Makes the call that `decision` decided for: runs the body, for an Autograd call inside a new autograd node. Null with
+// a Python error set where the body or PyTorch's checks raise. The arguments may be settled only once.
+PyObject* run_decided(const Operator& op,
+                      const Decision& decision,
+                      const torch_compat::ThreadState& thread,
+                      BoundArguments& arguments);
+
+}  // namespace dutyfree::call

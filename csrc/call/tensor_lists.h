@@ -1,0 +1,41 @@
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include "py_ref.h"
+
+namespace dutyfree::call {
+
+// torch.autograd.Function takes and returns single tensors. Where a schema has lists of tensors, PyTorch takes the lists
+// apart before and puts them together after; a TensorLists says where they were. As PyTorch's own code for this
+// (torch._library.autograd.supports_tensorlist), it takes a list apart if it holds nothing but tensors. Functions that
+// return Python objects leave a Python error set where memory runs out.
+class TensorLists {
+ public:
+  void add_value() { sizes_.push_back(kValue); }
+  void add_list(Py_ssize_t size) { sizes_.push_back(size); }
+
+  std::size_t size() const { return sizes_.size(); }
+  // A list's length, or kValue.
+  Py_ssize_t size_of(std::size_t index) const { return sizes_[index]; }
+  // How many values there are once the lists are taken apart.
+  Py_ssize_t flat_size() const;
+
+  // The values with new lists in their places, as a tuple. `flat` holds flat_size() borrowed values.
+  PyRef put_together(PyObject* const* flat) const;
+  // The flat values of `values`, a tuple, and `extra` times None, as a tuple. Null without a Python error where
+  // `values` has another structure. Where this one holds a list, it takes any None in the place of a tensor.
+  PyRef take_apart(PyObject* values, Py_ssize_t extra) const;
+  // The structure as PyTorch would have it, for its own Python code.
+  PyRef as_tree_spec() const;
+
+  static constexpr Py_ssize_t kValue = -1;
+
+ private:
+  c10::SmallVector<Py_ssize_t, 8> sizes_;  // one for each value: a list's length, or kValue
+};
+
+// Whether PyTorch takes this value apart.
+bool is_tensor_list(PyObject* value, bool none_is_a_tensor = false);
+
+}  // namespace dutyfree::call

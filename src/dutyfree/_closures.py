@@ -1,0 +1,18 @@
+"""Looks into torch's functions, and makes them again over other variables."""
+
+import types
+from typing import Any
+
+
+def closure_of(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The cells of the variables that ``function`` takes from the functions around it, by name."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def with_closure(function: types.FunctionType, **variables: Any) -> types.FunctionType:
+    """``function``'s own code, where some of those variables have other values."""
+    cells = closure_of(function) | {name: types.CellType(value) for name, value in variables.items()}
+    closure = tuple(cells[name] for name in function.__code__.co_freevars)
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -1,0 +1,99 @@
+"""The autograd side of an operator: the torch.autograd.Function whose nodes its calls make.
+
+PyTorch makes one for each custom operator. Derived from it here is one for the core, which differs in two functions that
+are C: ``forward``, and the node's ``apply``. All the rest is inherited, the name and ``backward`` too, which a
+compiled backward traces.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._library.custom_ops import CustomOpDef
+from torch.utils import _pytree
+
+from dutyfree import _core
+from dutyfree._closures import closure_of, with_closure
+
+_TAKES_LISTS_APART = "supports_tensorlist.<locals>.new_apply"
+_A_BACKWARD = "supports_tensorlist.<locals>.new_backward"
+
+
+def prepare(kernel: Callable[..., Any], definition: CustomOpDef) -> tuple[Callable[..., Any] | None, Any, bool]:
+    """What the core needs to record gradients as the autograd kernel ``kernel`` does: the last arguments of
+    ``_core.Operator.know_autograd``.
+
+    Where the kernel is built in another way than this code knows, there is no ``apply``, and PyTorch records them.
+    """
+    generated = _function_of(kernel)
+    if generated is None:
+        return None, definition, False
+    takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
+    _allow_functorch(generated, definition, takes_lists_apart)
+    direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
+    node = direct._backward_cls
+    node.apply = _core.run_backward_with_lists if takes_lists_apart else _core.run_backward
+    node._definition = definition
+    return _apply_of(direct), definition, takes_lists_apart
+
+
+def _function_of(kernel: Callable[..., Any]) -> Any:
+    """The class ``Generated`` that make_autograd_impl's kernel uses, or None."""
+    cell = closure_of(kernel).get("Generated") if isinstance(kernel, types.FunctionType) else None
+    generated = cell.cell_contents if cell is not None else None
+    if isinstance(generated, type) and issubclass(generated, torch.autograd.Function):
+        return generated
+    return None
+
+
+def _apply_of(function: type) -> Callable[..., Any]:
+    """torch's C implementation of ``function.apply``."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
+
+
+def _allow_functorch(generated: Any, definition: CustomOpDef, takes_lists_apart: bool) -> None:
+    """Let the Function be applied under torch.func's transforms, if the operator has a formula.
+
+    ``Function.apply`` refuses, since it can't know what an arbitrary ``forward`` does. This one's only calls the operator,
+    through the dispatcher, which leads to functorch's next level. So each level may record its own node, as functorch
+    itself does for the Functions that it makes of a user's.
+    """
+    if takes_lists_apart:
+        cell = closure_of(generated.apply)["orig_apply"]
+        cell.cell_contents = _applying(generated, definition, cell.cell_contents)
+    else:
+        generated.apply = _applying(generated, definition, generated.apply)
+
+
+def _applying(generated: Any, definition: CustomOpDef, original: Callable[..., Any]) -> Callable[..., Any]:
+    at_one_level = _apply_of(generated)
+
+    def apply(*args: Any) -> Any:
+        if definition._backward_fn is None or not torch._C._are_functorch_transforms_active():
+            return original(*args)
+        with enable_single_level_autograd_function():
+            return at_one_level(*args)
+
+    return apply
+
+
+def tree_spec(sizes: list[int]) -> _pytree.TreeSpec:
+    """The structure of a tuple of values: single ones (-1) and lists of so many."""
+    values = tuple(0 if size < 0 else [0] * size for size in sizes)
+    return _pytree.tree_structure(values)
+
+
+def flat_gradients(node: Any, gradients: tuple[Any, ...]) -> Any:
+    """What PyTorch makes of what a backward function returned, for an operator with lists of tensors.
+
+    It is PyTorch's own code, over a backward function that has run already.
+    """
+    backward = node._forward_cls.backward
+    if getattr(backward, "__qualname__", "") != _A_BACKWARD:
+        raise RuntimeError(f"unknown kind of backward in torch {torch.__version__}: {backward}")
+    outputs = node._pt_metadata.output_spec.num_leaves
+    return with_closure(backward, orig_backward=lambda ctx, *grads: gradients)(node, *[None] * outputs)
+
+
