@@ -1,7 +1,9 @@
 #include <Python.h>
 
 #include "call/autograd.h"
+#include "call/backward.h"
 #include "call/call_slots.h"
+#include "call/node_call.h"
 #include "call/op_callable.h"
 #include "call/operator_object.h"
 #include "torch_compat/eval_frame.h"
@@ -32,7 +34,8 @@ PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
       !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
-      !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_autograd(module)) {
+      !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_node_call_type(module) ||
+      !dutyfree::call::add_forward(module) || !dutyfree::call::add_backward(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

@@ -360,14 +360,17 @@ def counted(op: CustomOpDef) -> Counts:
 
 
 def ways_between(before: Counts, after: Counts) -> set[tuple[str, str]]:
-    """The paths, each with its code, that calls took between two counts."""
+    """The paths, each with its code, that calls took between two counts. One call may make others."""
     paths, codes = (
         [name for name in new if new[name] > old.get(name, 0)] for old, new in zip(before, after, strict=True)
     )
-    left = [path for path in paths if path != "direct"]
-    assert len(left) <= 1, paths
-    assert bool(left) == bool(codes), (paths, codes)
-    return {("direct", "") for path in paths if path == "direct"} | {(left[0], code) for code in codes}
+    assert bool(set(paths) - {"direct"}) == bool(codes), (paths, codes)
+    ways = {("direct", "")} if "direct" in paths else set()
+    if "autograd" in paths:
+        ways.add(("autograd", "requires-grad"))
+    if "pytorch" in paths:
+        ways |= {("pytorch", code) for code in codes if code != "requires-grad" or "autograd" not in paths}
+    return ways
 
 
 def assert_went(ways: set[tuple[str, str]], reason: str | tuple[str, ...]) -> None:

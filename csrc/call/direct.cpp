@@ -32,8 +32,7 @@ PyRef run_body(const RunningCall& call, int kernels_crossed) {
   if (!result) {
     return {};
   }
-  return PyRef::steal(
-      settle_result(call.op, call.arguments, std::move(result), call.judge.get(), kernels_crossed));
+  return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), call.judge.get(), kernels_crossed));
 }
 
 }  // namespace dutyfree::call

@@ -85,8 +85,8 @@ PyObject* operator_know_version_bump(PyObject* object, PyObject* args) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  operator_of(object).kernels().add(
-      KnownKernel(KnownKernel::Role::ADInplaceOrView, registered_kernel(operator_of(object), key)));
+  operator_of(object).kernels().add(KnownKernel(KnownKernel::Role::ADInplaceOrView,
+                                                registered_kernel(operator_of(object), key)));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

@@ -16,15 +16,16 @@ PyObject* run(const RunningCall& call) {
 [[gnu::cold]] PyObject* run_observed(const RunningCall& call, at::StepCallbacks callbacks) {
   const Operator& op = call.op;
   try {
-    torch_compat::RecordedEvent event(
-        std::move(callbacks), op.schema(), dispatch_keys(op, call.arguments, call.thread), [&] {
-          std::vector<c10::IValue> inputs;
-          inputs.reserve(op.signature().slots().size());
-          for (std::size_t slot = 0; slot < op.signature().slots().size(); ++slot) {
-            inputs.push_back(torch_compat::to_ivalue(op.schema().arguments()[slot], call.arguments.value(slot)));
-          }
-          return inputs;
-        });
+    torch_compat::RecordedEvent event(std::move(callbacks), op.schema(), dispatch_keys(op, call.arguments, call.thread),
+                                      [&] {
+                                        std::vector<c10::IValue> inputs;
+                                        inputs.reserve(op.signature().slots().size());
+                                        for (std::size_t slot = 0; slot < op.signature().slots().size(); ++slot) {
+                                          inputs.push_back(torch_compat::to_ivalue(op.schema().arguments()[slot],
+                                                                                   call.arguments.value(slot)));
+                                        }
+                                        return inputs;
+                                      });
     PyRef result = PyRef::steal(run(call));
     if (result && event.needs_outputs()) {
       event.set_outputs(torch_compat::to_ivalues(op.schema(), result.get()));

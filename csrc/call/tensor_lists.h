@@ -6,8 +6,8 @@
 
 namespace dutyfree::call {
 
-// torch.autograd.Function takes and returns single tensors. Where a schema has lists of tensors, PyTorch takes the lists
-// apart before and puts them together after; a TensorLists says where they were. As PyTorch's own code for this
+// torch.autograd.Function takes and returns single tensors. Where a schema has lists of tensors, PyTorch takes the
+// lists apart before and puts them together after; a TensorLists says where they were. As PyTorch's own code for this
 // (torch._library.autograd.supports_tensorlist), it takes a list apart if it holds nothing but tensors. Functions that
 // return Python objects leave a Python error set where memory runs out.
 class TensorLists {

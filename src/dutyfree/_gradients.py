@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch._library.custom_ops import CustomOpDef
 from torch.utils import _pytree
 
-from dutyfree import _core
+from dutyfree import _core, _functorch
 from dutyfree._closures import closure_of, with_closure
 
 _TAKES_LISTS_APART = "supports_tensorlist.<locals>.new_apply"
@@ -31,7 +30,7 @@ def prepare(kernel: Callable[..., Any], definition: CustomOpDef) -> tuple[Callab
     if generated is None:
         return None, definition, False
     takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
-    _allow_functorch(generated, definition, takes_lists_apart)
+    _functorch.allow(kernel, generated, _apply_of(generated), definition)
     direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
     node = direct._backward_cls
     node.apply = _core.run_backward_with_lists if takes_lists_apart else _core.run_backward
@@ -51,32 +50,6 @@ def _function_of(kernel: Callable[..., Any]) -> Any:
 def _apply_of(function: type) -> Callable[..., Any]:
     """torch's C implementation of ``function.apply``."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
-
-
-def _allow_functorch(generated: Any, definition: CustomOpDef, takes_lists_apart: bool) -> None:
-    """Let the Function be applied under torch.func's transforms, if the operator has a formula.
-
-    ``Function.apply`` refuses, since it can't know what an arbitrary ``forward`` does. This one's only calls the operator,
-    through the dispatcher, which leads to functorch's next level. So each level may record its own node, as functorch
-    itself does for the Functions that it makes of a user's.
-    """
-    if takes_lists_apart:
-        cell = closure_of(generated.apply)["orig_apply"]
-        cell.cell_contents = _applying(generated, definition, cell.cell_contents)
-    else:
-        generated.apply = _applying(generated, definition, generated.apply)
-
-
-def _applying(generated: Any, definition: CustomOpDef, original: Callable[..., Any]) -> Callable[..., Any]:
-    at_one_level = _apply_of(generated)
-
-    def apply(*args: Any) -> Any:
-        if definition._backward_fn is None or not torch._C._are_functorch_transforms_active():
-            return original(*args)
-        with enable_single_level_autograd_function():
-            return at_one_level(*args)
-
-    return apply
 
 
 def tree_spec(sizes: list[int]) -> _pytree.TreeSpec:
