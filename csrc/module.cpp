@@ -7,6 +7,7 @@
 #include "call/op_callable.h"
 #include "call/operator_object.h"
 #include "torch_compat/eval_frame.h"
+#include "torch_compat/python_handle.h"
 
 namespace {
 
@@ -39,5 +40,6 @@ PyMODINIT_FUNC PyInit__core() {
     Py_XDECREF(module);
     return nullptr;
   }
+  dutyfree::torch_compat::forget_python_handles_of_lost_definitions();
   return module;
 }

@@ -1,6 +1,7 @@
 """Redefinition and removal of operators, exceptions from bodies, and bodies that call operators again."""
 
 import gc
+import os
 import sys
 import traceback
 import weakref
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
 from isolated import run_isolated
@@ -427,3 +429,37 @@ def test_a_body_may_swap_an_argument_for_another_tensor() -> None:
     x = torch.ones(2)
     op(x)
     assert x.tolist() == [0.0, 0.0]
+
+
+def redefine_between_two_modes() -> None:
+    seen: list[Any] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def define(register: Any, schema: str) -> Any:
+        return register("dutyfree_handle::op", lambda x, n=0: x + n, mutates_args=(), schema=schema)
+
+    x = torch.ones(2)
+    operator = define(dutyfree.fast_custom_op, "(Tensor x) -> Tensor")
+    with Mode():
+        operator(x)
+    old = operator if os.environ["OLD"] == "kept" else None
+    new_register = torch.library.custom_op if os.environ["BY"] == "custom_op" else dutyfree.fast_custom_op
+    operator = define(new_register, "(Tensor x, int n=3) -> Tensor")
+    gc.collect()
+    seen.clear()
+    with Mode():
+        assert operator(x, 5).tolist() == [6.0, 6.0]
+    assert seen[0] is torch.ops.dutyfree_handle.op.default
+    assert "int n=3" in str(seen[0]._schema)
+    del old
+
+
+@pytest.mark.parametrize("old", ["dropped", "kept"])
+@pytest.mark.parametrize("by", ["fast_custom_op", "custom_op"])
+def test_a_mode_gets_the_new_overload_after_a_redefinition(old: str, by: str) -> None:
+    """The dispatcher caches an operator's OpOverload without a reference; a pinned entry must not keep the old one."""
+    run_isolated(redefine_between_two_modes, OLD=old, BY=by)

@@ -86,7 +86,7 @@ PyRef function_inputs(const RunningCall& call, NodeCall& node) {
     }
   }
   if (inputs) {
-    PyTuple_SET_ITEM(inputs.get(), next++, Py_NewRef(Py_None));
+    PyTuple_SET_ITEM(inputs.get(), next++, Py_NewRef(reinterpret_cast<PyObject*>(&node)));
     PyTuple_SET_ITEM(inputs.get(), next, Py_NewRef(reinterpret_cast<PyObject*>(&node)));
   }
   return inputs;
@@ -185,6 +185,13 @@ PyObject* run_forward(PyObject*, PyObject* args) {
   return call.autograd->flattens_lists ? flat_result(node, ctx, std::move(result)) : result.release();
 }
 
+// Whether the last kernel on the way up would return an equal object. PyTorch makes one value of a tuple of one.
+bool stays_as_it_is(const Signature& signature, PyObject* result) {
+  const std::size_t count = signature.results().size();
+  return signature.results_are_plain() &&
+         (count < 2 || (PyTuple_CheckExact(result) && static_cast<std::size_t>(PyTuple_GET_SIZE(result)) == count));
+}
+
 PyMethodDef forward_method = {"run_forward", run_forward, METH_VARARGS, "`forward` of an operator's Function."};
 
 }  // namespace
@@ -208,7 +215,7 @@ PyObject* record_gradient(const RunningCall& call) {
       result = PyRef::borrow(PyTuple_GET_ITEM(result.get(), 0));
     }
   }
-  if (!result || call.op.signature().results_are_plain()) [[likely]] {
+  if (!result || stays_as_it_is(call.op.signature(), result.get())) [[likely]] {
     return result.release();
   }
   return torch_compat::result_through_kernel(call.op.schema(), result.get()).release();

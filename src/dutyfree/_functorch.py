@@ -20,7 +20,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
 
-from dutyfree._closures import closure_of
+from dutyfree._closures import closure_of, with_closure
 
 
 class _Thread(threading.local):
@@ -32,21 +32,48 @@ _thread = _Thread()
 
 
 def allow(
-    kernel: types.FunctionType, generated: Any, at_one_level: Callable[..., Any], definition: CustomOpDef
+    kernel: types.FunctionType, generated: Any, apply_of: Callable[[type], Callable[..., Any]], definition: CustomOpDef
 ) -> None:
     """Let custom_op's autograd kernel ``kernel``, whose Function is ``generated``, work under torch.func.
 
-    ``at_one_level`` is torch's own ``generated.apply``, below the refusal.
+    ``apply_of`` gives torch's own ``apply`` of a Function, below the refusal.
     """
     cells = closure_of(kernel)
     if "forward_no_grad" not in cells:
         return
     cells["forward_no_grad"].cell_contents = _noting_dropped_tangents(cells["forward_no_grad"].cell_contents)
-    if isinstance(generated.apply, types.FunctionType):  # it takes lists of tensors apart, then calls the other one
+    takes_lists_apart = isinstance(generated.apply, types.FunctionType)
+    at_one_level = apply_of(_recording_at_every_level(generated, takes_lists_apart))
+    if takes_lists_apart:  # then it calls the other one
         cell = closure_of(generated.apply)["orig_apply"]
         cell.cell_contents = _applying(cell.cell_contents, at_one_level, definition)
     else:
         generated.apply = _applying(generated.apply, at_one_level, definition)
+
+
+class _GradModeOn:
+    """Stands for the operator in ``forward``. While it runs, ``apply`` has grad mode off, and the levels that the call goes on
+    to would record nothing: a second derivative would be wrong without a word."""
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._op, name)
+
+    def redispatch(self, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # functorch itself turns it off again where the program around its transforms has it off.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return self._op.redispatch(keyset, *args, **kwargs)
+
+
+def _recording_at_every_level(generated: Any, takes_lists_apart: bool) -> type:
+    """The same Function, whose ``forward`` takes the call on with grad mode on."""
+    outer = generated.forward
+    inner = closure_of(outer)["orig_forward"].cell_contents if takes_lists_apart else outer
+    inner = with_closure(inner, op=_GradModeOn(closure_of(inner)["op"].cell_contents))
+    forward = with_closure(outer, orig_forward=inner) if takes_lists_apart else inner
+    return type(generated.__name__, (generated,), {"forward": staticmethod(forward)})
 
 
 def _applying(

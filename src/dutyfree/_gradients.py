@@ -30,7 +30,7 @@ def prepare(kernel: Callable[..., Any], definition: CustomOpDef) -> tuple[Callab
     if generated is None:
         return None, definition, False
     takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
-    _functorch.allow(kernel, generated, _apply_of(generated), definition)
+    _functorch.allow(kernel, generated, _apply_of, definition)
     direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
     node = direct._backward_cls
     node.apply = _core.run_backward_with_lists if takes_lists_apart else _core.run_backward
@@ -68,5 +68,3 @@ def flat_gradients(node: Any, gradients: tuple[Any, ...]) -> Any:
         raise RuntimeError(f"unknown kind of backward in torch {torch.__version__}: {backward}")
     outputs = node._pt_metadata.output_spec.num_leaves
     return with_closure(backward, orig_backward=lambda ctx, *grads: gradients)(node, *[None] * outputs)
-
-

@@ -10,7 +10,7 @@ import torch
 from torch._library import custom_ops
 from torch._library.custom_ops import CustomOpDef
 
-from dutyfree import _core, _front, _registrations, _schema, _settings
+from dutyfree import _compile_caches, _core, _front, _registrations, _schema, _settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +43,7 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
             # When the old library is collected, PyTorch drops what torch.ops caches under the names it defined, but
             # this name is the new operator's by now.
             replaced_library._op_defs.clear()
+        _compile_caches.distinguish_schemas()
         functools.update_wrapper(self, fn, updated=())  # inspect.signature follows __wrapped__
         _front.register_builtin(self, qualname)
 
