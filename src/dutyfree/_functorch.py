@@ -1,21 +1,22 @@
 """Lets operators with an autograd formula be differentiated by torch.func (grad, vjp, jacrev, vmap of grad, hessian).
 
 ``torch.autograd.Function.apply`` refuses to work under torch.func's transforms, since it can't know what a ``forward``
-does. custom_op's only calls the operator below autograd, through the dispatcher, which leads to functorch's next level. So
-each level may record a node of its own, as functorch itself does for the Functions that it makes of a user's.
+does. custom_op's only calls the operator below autograd, through the dispatcher, which leads to functorch's next level.
+So each level may record a node of its own, as functorch itself does for the Functions that it makes of a user's.
 
-Forward mode is the exception: an operator of custom_op drops tangents, PyTorch makes zeros of them. A gradient of such zeros,
-or a tangent of a gradient whose formula uses the operator's result, would be wrong without a word. So where both meet,
-PyTorch's refusal stands.
+Forward mode is the exception: an operator of custom_op drops tangents, PyTorch makes zeros of them. A gradient of such
+zeros, or a tangent of a gradient whose formula uses the operator's result, would be wrong without a word. So where both
+meet, PyTorch's refusal stands.
 """
 
+import functools
 import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
@@ -43,7 +44,8 @@ def allow(
         return
     cells["forward_no_grad"].cell_contents = _noting_dropped_tangents(cells["forward_no_grad"].cell_contents)
     takes_lists_apart = isinstance(generated.apply, types.FunctionType)
-    at_one_level = apply_of(_recording_at_every_level(generated, takes_lists_apart))
+    # Made when it is first needed, which for most operators is never.
+    at_one_level = functools.cache(lambda: apply_of(_recording_at_every_level(generated, takes_lists_apart)))
     if takes_lists_apart:  # then it calls the other one
         cell = closure_of(generated.apply)["orig_apply"]
         cell.cell_contents = _applying(cell.cell_contents, at_one_level, definition)
@@ -52,8 +54,10 @@ def allow(
 
 
 class _GradModeOn:
-    """Stands for the operator in ``forward``. While it runs, ``apply`` has grad mode off, and the levels that the call goes on
-    to would record nothing: a second derivative would be wrong without a word."""
+    """Stands for the operator in ``forward``, where ``apply`` has turned grad mode off.
+
+    The levels that the call goes on to would record nothing: a second derivative would be wrong without a word.
+    """
 
     def __init__(self, op: Any) -> None:
         self._op = op
@@ -77,7 +81,7 @@ def _recording_at_every_level(generated: Any, takes_lists_apart: bool) -> type:
 
 
 def _applying(
-    original: Callable[..., Any], at_one_level: Callable[..., Any], definition: CustomOpDef
+    original: Callable[..., Any], at_one_level: Callable[[], Callable[..., Any]], definition: CustomOpDef
 ) -> Callable[..., Any]:
     def apply(*args: Any) -> Any:
         if (
@@ -87,7 +91,7 @@ def _applying(
         ):
             return original(*args)
         with enable_single_level_autograd_function():
-            return at_one_level(*args)
+            return at_one_level()(*args)
 
     return apply
 

@@ -1,8 +1,8 @@
 """The autograd side of an operator: the torch.autograd.Function whose nodes its calls make.
 
 PyTorch makes one for each custom operator. Derived from it here is one for the core, which differs in two functions that
-are C: ``forward``, and the node's ``apply``. All the rest is inherited, the name and ``backward`` too, which a
-compiled backward traces.
+are C: ``forward``, and the node's ``apply``. All the rest is inherited, the name and ``backward`` too, which a compiled
+backward traces.
 """
 
 import types
@@ -20,13 +20,13 @@ _TAKES_LISTS_APART = "supports_tensorlist.<locals>.new_apply"
 _A_BACKWARD = "supports_tensorlist.<locals>.new_backward"
 
 
-def prepare(kernel: Callable[..., Any], definition: CustomOpDef) -> tuple[Callable[..., Any] | None, Any, bool]:
+def prepare(kernel: Any, definition: CustomOpDef) -> tuple[Callable[..., Any] | None, Any, bool]:
     """What the core needs to record gradients as the autograd kernel ``kernel`` does: the last arguments of
     ``_core.Operator.know_autograd``.
 
     Where the kernel is built in another way than this code knows, there is no ``apply``, and PyTorch records them.
     """
-    generated = _function_of(kernel)
+    generated = _function_of(kernel) if isinstance(kernel, types.FunctionType) else None
     if generated is None:
         return None, definition, False
     takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
@@ -38,9 +38,9 @@ def prepare(kernel: Callable[..., Any], definition: CustomOpDef) -> tuple[Callab
     return _apply_of(direct), definition, takes_lists_apart
 
 
-def _function_of(kernel: Callable[..., Any]) -> Any:
+def _function_of(kernel: types.FunctionType) -> Any:
     """The class ``Generated`` that make_autograd_impl's kernel uses, or None."""
-    cell = closure_of(kernel).get("Generated") if isinstance(kernel, types.FunctionType) else None
+    cell = closure_of(kernel).get("Generated")
     generated = cell.cell_contents if cell is not None else None
     if isinstance(generated, type) and issubclass(generated, torch.autograd.Function):
         return generated
