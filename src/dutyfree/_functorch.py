@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
 

@@ -1,8 +1,8 @@
 """The autograd side of an operator: the torch.autograd.Function whose nodes its calls make.
 
-PyTorch makes one for each custom operator. Derived from it here is one for the core, which differs in two functions that
-are C: ``forward``, and the node's ``apply``. All the rest is inherited, the name and ``backward`` too, which a compiled
-backward traces.
+PyTorch makes one for each custom operator. Derived from it here is one for the core, which differs in two functions
+that are C: ``forward``, and the node's ``apply``. All the rest is inherited, the name and ``backward`` too, which a
+compiled backward traces.
 """
 
 import types
