@@ -1,9 +1,9 @@
 """Keeps the compiler's caches from mistaking one schema of an operator for another.
 
 AOTAutograd and Inductor keep compiled graphs, on disk too, under a hash of the graph's code. The code names an
-operator, but does not say which arguments it mutates; a graph that was compiled when it mutated none (and so had no need
-to be called) is used again when it does (PyTorch issue 187319). Here the schemas of the operators that dutyfree made
-become part of the hash.
+operator, but does not say which arguments it mutates; a graph that was compiled when it mutated none (and so had no
+need to be called) is used again when it does (PyTorch issue 187319). Here the schemas of the operators that dutyfree
+made become part of the hash.
 """
 
 import importlib.abc
