@@ -50,6 +50,7 @@ test: $(with_tests)
 
 bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
+	dutyfree bench training --json benchmarks/results/training.json
 	python benchmarks/render.py
 
 cpp_files = $(shell find csrc include tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)

@@ -14,6 +14,7 @@ class Benchmark(str, enum.Enum):
     """What can be measured."""
 
     calls = "calls"
+    training = "training"
 
 
 @app.callback()
@@ -31,10 +32,14 @@ def bench(
         typer.Option("--compile", help="Also time the operators in code compiled by Inductor; needs a C++ compiler."),
     ] = False,
 ) -> None:
-    """Measure what a call costs beside a plain Python function, custom_op and a hand-written Library registration."""
+    """Measure what a call costs beside a plain function and PyTorch's own ways to register it.
+
+    calls: beside custom_op and a Library registration. training: calls that record a gradient, beside custom_op and a
+    hand-written torch.autograd.Function.
+    """
     # Imported here so that `dutyfree --help` does not wait for torch.
     from dutyfree.bench.report import print_report
-    from dutyfree.bench.run import run_calls
+    from dutyfree.bench.run import run_calls, run_training
 
     console = Console()
 
@@ -43,7 +48,10 @@ def bench(
         if console.is_terminal:
             console.print(f"measuring {what}", end="\x1b[K\r")
 
-    results = run_calls(quick=quick, with_compile=compile, progress=progress)
+    if benchmark is Benchmark.training:
+        results = run_training(quick=quick, progress=progress)
+    else:
+        results = run_calls(quick=quick, with_compile=compile, progress=progress)
     print_report(results, console)
     if json is not None:
         results.save(json)

@@ -8,6 +8,8 @@ from rich.table import Table
 from dutyfree.bench.calls import CASES
 from dutyfree.bench.compiled import CALLS, COMPILED, EAGER
 from dutyfree.bench.results import Results
+from dutyfree.bench.training import CASES as TRAINING_CASES
+from dutyfree.bench.training import STEPS, key_of
 
 BASELINE = "custom_op"
 # Calls of a denoising step of a video diffusion transformer (LTX-2 with NVFP4): its quantize and its gemm operator.
@@ -17,6 +19,7 @@ TITLES = {case.name: case.title for case in CASES} | {
     EAGER: f"{CALLS} times clone in a function, eager",
     COMPILED: f"{CALLS} times clone in a function, compiled",
 }
+TITLES |= {key_of(case, step): f"{case.title}: {step}" for case in TRAINING_CASES for step in STEPS}
 
 
 def print_report(results: Results, console: Console) -> None:
@@ -41,7 +44,7 @@ def calls_table(results: Results, device: str) -> Table:
     table = Table(
         title=(
             f"Microseconds per call, {device} tensors{host_only}.\n"
-            f"Tax: call - plain function. Ratio: {BASELINE} / this, how many times faster."
+            f"Tax: call - the first of its group. Ratio: {BASELINE} / this, how many times faster."
         ),
         title_justify="left",
         box=SIMPLE_HEAD,

@@ -1,11 +1,11 @@
-"""Runs the benchmark of calls."""
+"""Runs the benchmarks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from dutyfree.bench import compiled, environment
+from dutyfree.bench import compiled, environment, training
 from dutyfree.bench.calls import CASES, Case
 from dutyfree.bench.candidates import build, require_direct
 from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
@@ -14,20 +14,20 @@ from dutyfree.bench.results import Results, Row
 # All cases are run through several times, since a machine can be slow for longer than one case takes.
 PASSES, ROUNDS = 4, 80
 QUICK_PASSES, QUICK_ROUNDS = 1, 15
-# The plain function a second time, under a name of its own: it shows what differences this run can resolve.
-AGAIN = "plain (again)"
+# The baseline a second time, under a name of its own: it shows what differences this run can resolve.
+AGAIN = "again"
 # Fewer launches than CUDA's queue holds, so that the host never waits inside a call.
 CUDA_BLOCK_CALLS = 200
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is timed together, so that it can be compared: blocks by (case, candidate), with one plain function."""
+    """What is timed together, so that it can be compared: blocks by (case, candidate), one of them the baseline."""
 
     title: str
     device: torch.device
     blocks: dict[tuple[str, str], Block]
-    plain: tuple[str, str]
+    baseline: tuple[str, str]
     again: tuple[str, str] | None = None
 
     def measure(self, rounds: int) -> Measurement[tuple[str, str]]:
@@ -36,10 +36,31 @@ class Job:
         return measure(self.blocks, rounds)
 
 
-def run_calls(
-    *, quick: bool = False, with_compile: bool = False, progress: Callable[[str], None] = lambda _: None
-) -> Results:
+Progress = Callable[[str], None]
+
+
+def run_calls(*, quick: bool = False, with_compile: bool = False, progress: Progress = lambda _: None) -> Results:
     """Time every case with every candidate, on the CPU and, where torch has it, on CUDA (host time only)."""
+
+    def jobs() -> list[Job]:
+        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        jobs = [case_job(case, torch.device(device)) for device in devices for case in CASES]
+        if with_compile:
+            progress("torch.compile")
+            jobs.append(compiled_job())
+        return jobs
+
+    return _run(jobs, quick, progress)
+
+
+def run_training(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+    """Time operators with an autograd formula against hand-written Functions, forward and with the backward pass."""
+    return _run(
+        lambda: [training_job(case, step) for case in training.CASES for step in training.STEPS], quick, progress
+    )
+
+
+def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress) -> Results:
     passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -48,11 +69,7 @@ def run_calls(
         busy = load_warning()
         if busy is not None:
             results.warnings.append(busy)
-        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-        jobs = [case_job(case, torch.device(device)) for device in devices for case in CASES]
-        if with_compile:
-            progress("torch.compile")
-            jobs.append(compiled_job())
+        jobs = make_jobs()
         measured: list[list[Measurement[tuple[str, str]]]] = [[] for _ in jobs]
         for turn in range(passes):
             for job, measurements in zip(jobs, measured, strict=True):
@@ -77,6 +94,14 @@ def case_job(case: Case, device: torch.device) -> Job:
     return Job(f"{case.name} ({device.type})", device, blocks, (case.name, "plain"), again)
 
 
+def training_job(case: training.TrainingCase, step: str) -> Job:
+    blocks = training.blocks(case, step)
+    baseline = (training.key_of(case, step), training.BASELINE)
+    again = (baseline[0], AGAIN)
+    blocks[again] = training.blocks(case, step)[baseline]
+    return Job(baseline[0], torch.device("cpu"), blocks, baseline, again)
+
+
 def compiled_job() -> Job:
     device = torch.device("cpu")
     return Job("torch.compile", device, compiled.blocks(device), (compiled.EAGER, "plain"))
@@ -85,8 +110,8 @@ def compiled_job() -> Job:
 def add_rows(results: Results, job: Job, measurement: Measurement[tuple[str, str]]) -> None:
     timings = measurement.timings()
     if job.again is not None:
-        results.warnings += reliability_warnings(job.title, measurement, pair=(job.plain, job.again))
-    plain = timings[job.plain].us
+        results.warnings += reliability_warnings(job.title, measurement, pair=(job.baseline, job.again))
+    baseline = timings[job.baseline].us
     for key, timing in timings.items():
         if key != job.again:
-            results.rows.append(Row(*key, timing.us, timing.us - plain, timing.spread_us, job.device.type))
+            results.rows.append(Row(*key, timing.us, timing.us - baseline, timing.spread_us, job.device.type))
