@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Writes the README's table from benchmarks/results/calls.json, between its `bench:calls` markers."""
+"""Writes the README's tables from benchmarks/results/*.json, each between the markers that carry its name."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "calls.json"
+RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- bench:calls -->", "<!-- /bench:calls -->"
 
 CALLS = {
     "clone": "1 tensor, `x.clone()`",
@@ -21,51 +21,104 @@ CALLS = {
     "args14": "14 arguments",
     "args51": "51 arguments",
 }
-COLUMNS = {
+CALLS_COLUMNS = {
     "custom_op": "`custom_op`",
     "library": "`Library`",
     "dutyfree.object": "dutyfree: `op`",
     "dutyfree.packet": "`torch.ops.ns.op`",
     "dutyfree.overload": "`.default`",
 }
+TRAINING = {
+    "saved": "1 tensor, saved",
+    "norm": "2 tensors saved, 2 results, 1 keyword",
+    "list": "list of 4 tensors, list of 4 results",
+}
+TRAINING_COLUMNS = {
+    "custom_op": "`custom_op`",
+    "dutyfree.object": "dutyfree: `op`",
+    "dutyfree.packet": "`torch.ops.ns.op`",
+    "dutyfree.overload": "`.default`",
+}
+STEPS = ["forward", "forward + backward"]
+
+Rows = dict[tuple[str, str], dict[str, Any]]
 
 
-def table(results: dict[str, Any]) -> str:
-    """The tax of each call in microseconds, for CPU tensors, with the line that says where it was measured."""
-    rows = {(row["case"], row["candidate"]): row for row in results["rows"] if row["device"] == "cpu"}
+def rows_of(results: dict[str, Any]) -> Rows:
+    """The rows for CPU tensors by case and candidate."""
+    return {(row["case"], row["candidate"]): row for row in results["rows"] if row["device"] == "cpu"}
+
+
+def header(columns: list[str]) -> list[str]:
+    return ["| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
+
+
+def note(results: dict[str, Any], *more: str) -> list[str]:
+    """The line that says where the results are from."""
     environment = results["environment"]
-    lines = [
-        "| tax in µs: call − plain function | plain takes | " + " | ".join(COLUMNS.values()) + " |",
-        "|---|--:|" + "--:|" * len(COLUMNS),
-    ]
-    for case, title in CALLS.items():
-        taxes = (f"{rows[case, candidate]['tax_us']:.2f}" for candidate in COLUMNS)
-        lines.append(f"| {title} | {rows[case, 'plain']['us']:.2f} | " + " | ".join(taxes) + " |")
-    notes = [
+    sentences = [
         (
             f"{environment['cpu']}, Python {environment['python']}, torch {environment['torch']}, "
             f"{environment['threads']} thread, CPU tensors, {environment['date']}. Minimum over interleaved rounds."
         ),
+        *more,
     ]
-    if any(rows[case, candidate]["tax_us"] < 0 for case in CALLS for candidate in COLUMNS):
-        notes.append("Below zero: the body runs below autograd's dispatch keys, which its own calls gain from.")
     if results["warnings"]:
-        notes.append(f"The run counted as unreliable ({len(results['warnings'])} warnings in the results file).")
-    lines += ["", " ".join(notes)]
-    return "\n".join(lines)
+        sentences.append(f"The run counted as unreliable ({len(results['warnings'])} warnings in the results file).")
+    return ["", " ".join(sentences)]
 
 
-def render(readme: str, results: dict[str, Any]) -> str:
-    """The README's text with the table replaced."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def calls_table(results: dict[str, Any]) -> str:
+    """The tax of each call in microseconds."""
+    rows = rows_of(results)
+    lines = header(["tax in µs: call − plain function", "plain takes", *CALLS_COLUMNS.values()])
+    for case, title in CALLS.items():
+        taxes = (f"{rows[case, candidate]['tax_us']:.2f}" for candidate in CALLS_COLUMNS)
+        lines.append(f"| {title} | {rows[case, 'plain']['us']:.2f} | " + " | ".join(taxes) + " |")
+    below_zero = any(rows[case, candidate]["tax_us"] < 0 for case in CALLS for candidate in CALLS_COLUMNS)
+    reason = "Below zero: the body runs below autograd's dispatch keys, which its own calls gain from."
+    return "\n".join(lines + note(results, *([reason] if below_zero else [])))
+
+
+def training_table(results: dict[str, Any]) -> str:
+    """Each call's time over that of a hand-written Function."""
+    rows = rows_of(results)
+    lines = header(["times a hand-written Function", "which takes, µs", *TRAINING_COLUMNS.values()])
+    for case, title in TRAINING.items():
+        for step in STEPS:
+            function = rows[f"{case}, {step}", "function"]["us"]
+            ratios = (f"{rows[f'{case}, {step}', candidate]['us'] / function:.2f}" for candidate in TRAINING_COLUMNS)
+            lines.append(f"| {title}: {step} | {function:.2f} | " + " | ".join(ratios) + " |")
+    return "\n".join(lines + note(results))
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"calls": calls_table, "training": training_table}
+
+
+def markers(name: str) -> tuple[str, str]:
+    return f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+
+
+def load(name: str) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return results
+
+
+def render(readme: str, name: str, results: dict[str, Any]) -> str:
+    """The README's text with one table replaced."""
+    begin_marker, end_marker = markers(name)
+    before, begin, rest = readme.partition(begin_marker)
+    _, end, after = rest.partition(end_marker)
     if not begin or not end:
-        raise ValueError(f"README.md has no {BEGIN} … {END} section to put the table into")
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+        raise ValueError(f"README.md has no {begin_marker} … {end_marker} section to put the table into")
+    return f"{before}{begin_marker}\n{TABLES[name](results)}\n{end_marker}{after}"
 
 
 def main() -> None:
-    README.write_text(render(README.read_text(), json.loads(RESULTS.read_text())))
+    readme = README.read_text()
+    for name in TABLES:
+        readme = render(readme, name, load(name))
+    README.write_text(readme)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dutyfree.bench import candidates, measure, report, run
+from dutyfree.bench import candidates, measure, report, run, training
 from dutyfree.bench.calls import CASES
 from dutyfree.bench.measure import Call, Measurement, Timing
 from dutyfree.bench.results import Results, Row, load
@@ -31,6 +31,23 @@ def test_every_case_is_timed_with_every_candidate(quick_run: tuple[str, dict]) -
     assert [(row["case"], row["candidate"]) for row in rows] == list(
         itertools.product([case.name for case in CASES], candidates.CANDIDATES)
     )
+
+
+def test_training_is_timed_for_every_case_step_and_candidate(tmp_path: Path) -> None:
+    path = tmp_path / "training.json"
+    outcome = CliRunner().invoke(app, ["bench", "training", "--quick", "--json", str(path)], catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    keys = [training.key_of(case, step) for case in training.CASES for step in training.STEPS]
+    results = load(path)
+    assert [(row.case, row.candidate) for row in results.rows] == list(itertools.product(keys, training.CANDIDATES))
+    assert all(row.tax_us == 0 for row in results.rows if row.candidate == training.BASELINE)
+
+
+def test_a_call_that_records_no_gradient_is_not_timed_as_training() -> None:
+    case = training.CASES[0]
+    operator = training.build(case)["dutyfree.object"]
+    with pytest.raises(RuntimeError, match=r"benchmark saved: dutyfree\.object would take the path 'direct'"):
+        training.require_autograd(case.name, "dutyfree.object", operator, Call((torch.ones(4),), {}))
 
 
 def test_json_has_schema_environment_and_numbers(quick_run: tuple[str, dict]) -> None:

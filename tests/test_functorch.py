@@ -115,6 +115,38 @@ def test_reverse_mode_works_and_the_other_transforms_act_as_in_pytorch(transform
         assert ours == reference
 
 
+def twice(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return torch.func.grad(lambda x: torch.func.grad(function)(x).sum())  # type: ignore[no-any-return]
+
+
+def in_autograd(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def outer(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(torch.func.grad(function)(x).sum(), x)[0]
+
+    return outer
+
+
+NESTED = {
+    "grad of grad": twice,
+    "jacrev of jacrev": lambda function: torch.func.jacrev(torch.func.jacrev(function)),
+    "grad inside autograd": in_autograd,
+    "vmap of grad": lambda function: torch.func.vmap(torch.func.grad(lambda x: function(x[None]))),
+    "grad of vmap": lambda function: torch.func.grad(
+        lambda x: torch.func.vmap(lambda row: function(row[None]))(x).sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("nesting", NESTED)
+def test_nested_transforms_give_the_right_values(nesting: str) -> None:
+    """The result goes through a function with a second derivative, so that each level has to see it."""
+    op = with_formula().fast.op
+    x = torch.tensor([0.5, 1.5])
+    ours = NESTED[nesting](lambda x: op(x, x).sin().sum())(x)
+    torch.testing.assert_close(ours, NESTED[nesting](lambda x: (x * x).sin().sum())(x))
+
+
 def test_func_transforms_leave_the_direct_path() -> None:
     pair = with_formula()
     y = torch.ones(2)

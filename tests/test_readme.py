@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -22,36 +21,43 @@ def renderer() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def results(renderer: ModuleType) -> dict:
-    return json.loads(renderer.RESULTS.read_text())
-
-
-def test_readme_shows_the_committed_results(renderer: ModuleType, results: dict) -> None:
+@pytest.mark.parametrize("name", ["calls", "training"])
+def test_readme_shows_the_committed_results(renderer: ModuleType, name: str) -> None:
     readme = renderer.README.read_text()
-    assert renderer.render(readme, results) == readme, "run `python benchmarks/render.py`"
+    assert renderer.render(readme, name, renderer.load(name)) == readme, "run `python benchmarks/render.py`"
 
 
-def test_rendering_twice_changes_nothing(renderer: ModuleType, results: dict) -> None:
-    once = renderer.render(f"a\n{renderer.BEGIN}\nold\n{renderer.END}\nb\n", results)
+@pytest.mark.parametrize("name", ["calls", "training"])
+def test_rendering_twice_changes_nothing(renderer: ModuleType, name: str) -> None:
+    begin, end = renderer.markers(name)
+    once = renderer.render(f"a\n{begin}\nold\n{end}\nb\n", name, renderer.load(name))
     assert "old" not in once
     assert once.startswith("a\n")
     assert once.endswith("\nb\n")
-    assert renderer.render(once, results) == once
+    assert renderer.render(once, name, renderer.load(name)) == once
 
 
-def test_a_changed_number_changes_the_table(renderer: ModuleType, results: dict) -> None:
-    changed = json.loads(json.dumps(results))
+@pytest.mark.parametrize("name", ["calls", "training"])
+def test_a_changed_number_changes_the_table(renderer: ModuleType, name: str) -> None:
+    changed = renderer.load(name)
     changed["rows"][1]["tax_us"] += 1
-    assert renderer.table(changed) != renderer.table(results)
+    changed["rows"][1]["us"] += 1
+    assert renderer.TABLES[name](changed) != renderer.TABLES[name](renderer.load(name))
 
 
-def test_missing_markers_are_an_error(renderer: ModuleType, results: dict) -> None:
+def test_missing_markers_are_an_error(renderer: ModuleType) -> None:
     with pytest.raises(ValueError, match="no <!-- bench:calls -->"):
-        renderer.render("no table here", results)
+        renderer.render("no table here", "calls", renderer.load("calls"))
 
 
-def test_committed_results_are_complete(renderer: ModuleType, results: dict) -> None:
+def test_committed_results_are_complete(renderer: ModuleType) -> None:
+    results = renderer.load("calls")
     assert results["schema"] == 1
-    pairs = {(row["case"], row["candidate"]) for row in results["rows"]}
-    assert {(case, candidate) for case in renderer.CALLS for candidate in ["plain", *renderer.COLUMNS]} <= pairs
+    pairs = set(renderer.rows_of(results))
+    assert {(case, candidate) for case in renderer.CALLS for candidate in ["plain", *renderer.CALLS_COLUMNS]} <= pairs
+
+
+def test_committed_training_results_are_complete(renderer: ModuleType) -> None:
+    pairs = set(renderer.rows_of(renderer.load("training")))
+    cases = [f"{case}, {step}" for case in renderer.TRAINING for step in renderer.STEPS]
+    assert {(case, name) for case in cases for name in ["function", *renderer.TRAINING_COLUMNS]} <= pairs
