@@ -1,4 +1,5 @@
 # make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
+# make faults, make sanitize, make instructions: checks of the checks, of memory and of cost, see CONTRIBUTING.md.
 
 PYTHON ?= python3
 venv := .venv
@@ -13,7 +14,7 @@ with_tests := $(build)/.with-tests
 # CMake and Ninja are the venv's, whatever the machine has.
 export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 
-.PHONY: setup build bench test lint format clean
+.PHONY: setup build bench test lint format clean faults sanitize instructions
 .PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
@@ -52,6 +53,13 @@ bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	dutyfree bench training --json benchmarks/results/training.json
 	python benchmarks/render.py
+
+# Other builds of the core, beside the normal one: scripts/variant.sh.
+faults: $(setup)
+	scripts/variant.sh faults python scripts/faults.py
+
+sanitize: $(setup)
+	scripts/sanitize.sh
 
 cpp_files = $(shell find csrc include tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)
 

@@ -6,6 +6,7 @@
 #include "call/node_call.h"
 #include "call/op_callable.h"
 #include "call/operator_object.h"
+#include "observe/seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 #include "torch_compat/python_handle.h"
 
@@ -36,7 +37,8 @@ PyMODINIT_FUNC PyInit__core() {
   if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
       !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
       !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_node_call_type(module) ||
-      !dutyfree::call::add_forward(module) || !dutyfree::call::add_backward(module)) {
+      !dutyfree::call::add_forward(module) || !dutyfree::call::add_backward(module) ||
+      !dutyfree::observe::choose_seeded_fault(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "call/values.h"
+#include "observe/seeded_fault.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
@@ -12,7 +13,9 @@
 namespace dutyfree::call {
 namespace {
 
+using observe::Fault;
 using observe::Reason;
+using observe::seeded;
 
 enum class Fit : std::uint8_t { Passes, Converts, Fails };
 
@@ -36,7 +39,7 @@ Fit fit_scalar(ValueKind kind, PyObject* value) {
       if (PyFloat_CheckExact(value)) [[likely]] {
         return Fit::Passes;
       }
-      return is_exact_int64(value) ? Fit::Converts : Fit::Fails;
+      return is_exact_int64(value) ? (seeded(Fault::IntUnconverted) ? Fit::Passes : Fit::Converts) : Fit::Fails;
     case ValueKind::Bool:
       return PyBool_Check(value) ? Fit::Passes : Fit::Fails;
     case ValueKind::Str:
@@ -155,7 +158,8 @@ bool BoundArguments::place_keyword(const Signature& signature, std::size_t first
   const auto& slots = signature.slots();
   for (std::size_t index = first; index < slots.size(); ++index) {
     if (slots[index].name.get() == name) [[likely]] {
-      storage_[index + 1] = value;
+      const bool misplaced = seeded(Fault::KeywordMisplaced) && index + 1 < slots.size();
+      storage_[index + 1 + (misplaced ? 1 : 0)] = value;
       return true;
     }
   }
@@ -177,7 +181,7 @@ bool BoundArguments::check_tensor(const ValueType& type, PyObject* value) {
     if (!type.list || !type.optional) [[likely]] {
       keys_ = keys_ | keys;
     }
-    may_require_grad_ |= torch_compat::has_autograd_state(tensor);
+    may_require_grad_ |= torch_compat::has_autograd_state(tensor) && !(seeded(Fault::ListGradientIgnored) && type.list);
     return true;
   }
   const bool subclass = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
@@ -195,7 +199,7 @@ bool BoundArguments::check(const Signature& signature) {
       }
       continue;
     }
-    if (value == Py_None && slot.type.optional) {
+    if (value == Py_None && (slot.type.optional || seeded(Fault::NoneAccepted))) {
       continue;
     }
     bool fits = true;
@@ -261,6 +265,9 @@ bool BoundArguments::copy_list(std::size_t slot, const ValueType& type, PyObject
     Py_INCREF(item);
     PyList_SET_ITEM(list.get(), index, item);
   }
+  if (seeded(Fault::ListUncopied) && PyList_CheckExact(sequence)) {
+    return true;
+  }
   set_owned(slot, list.release());
   return true;
 }
@@ -268,7 +275,7 @@ bool BoundArguments::copy_list(std::size_t slot, const ValueType& type, PyObject
 void BoundArguments::set_owned(std::size_t slot, PyObject* value) {
   storage_[slot + 1] = value;
   if (value != nullptr) {
-    owned_ |= std::uint64_t{1} << slot;
+    owned_ |= std::uint64_t{1} << (slot + (seeded(Fault::ShiftTooFar) ? 64 : 0));
   }
 }
 
@@ -277,7 +284,7 @@ bool BoundArguments::settle_defaults(const Signature& signature) {
   passed_ = signature.positional_count();
   while (passed_ > 0) {
     const Slot& slot = slots[passed_ - 1];
-    if (!slot.has_default) {
+    if (!slot.has_default || seeded(Fault::DefaultsPassed)) {
       break;
     }
     PyObject* given = value(passed_ - 1);

@@ -1,13 +1,17 @@
 #include "call/direct.h"
 
 #include "call/results.h"
+#include "observe/seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 
 namespace dutyfree::call {
 namespace {
 
+using observe::Fault;
+using observe::seeded;
+
 PyRef run_function(const RunningCall& call) {
-  const torch_compat::BelowAutograd guard(call.thread, call.decision.below_autograd);
+  const torch_compat::BelowAutograd guard(call.thread, call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
   if (torch_compat::frame_evaluator_installed()) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
@@ -21,7 +25,7 @@ PyRef run_function(const RunningCall& call) {
 }  // namespace
 
 PyRef run_body(const RunningCall& call, int kernels_crossed) {
-  if (call.decision.bumps_versions) {
+  if (call.decision.bumps_versions && !seeded(Fault::VersionBumpSkipped)) {
     const Signature& signature = call.op.signature();
     call.arguments.any_tensor(signature, signature.mutated_slots(), [](c10::TensorImpl& tensor) {
       tensor.bump_version();
@@ -32,7 +36,8 @@ PyRef run_body(const RunningCall& call, int kernels_crossed) {
   if (!result) {
     return {};
   }
-  return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), call.judge.get(), kernels_crossed));
+  PyObject* judge = seeded(Fault::KernelUnheld) ? call.decision.backend->judge() : call.judge.get();
+  return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), judge, kernels_crossed));
 }
 
 }  // namespace dutyfree::call

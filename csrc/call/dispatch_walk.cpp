@@ -2,21 +2,24 @@
 
 #include <algorithm>
 
+#include "observe/seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
 namespace {
 
+using observe::Fault;
 using observe::Path;
 using observe::Reason;
+using observe::seeded;
 
 // The thread's own reasons to leave the direct path.
 Reason thread_reason(const torch_compat::ThreadState& thread, c10::DispatchKeySet included) {
   if (!(included - torch_compat::kOrdinaryIncludedKeys).empty()) [[unlikely]] {
     return thread.torch_dispatch_active() ? Reason::DispatchMode : Reason::ThreadState;
   }
-  if (thread.torch_function_active()) [[unlikely]] {
+  if (thread.torch_function_active() && !seeded(Fault::FunctionModeIgnored)) [[unlikely]] {
     return Reason::TorchFunctionMode;
   }
   if (thread.torch_dispatch_active()) [[unlikely]] {
@@ -116,12 +119,15 @@ void walk(Operator& op,
     }
   }
   if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
-    decision.reason = Reason::InferenceMutation;
-    return;
+    if (!seeded(Fault::InferenceMutationAllowed)) {
+      decision.reason = Reason::InferenceMutation;
+      return;
+    }
   }
   decision.path = decision.autograd != nullptr ? Path::Autograd : Path::Direct;
   decision.below_autograd = route.below_autograd;
-  decision.bumps_versions = route.bumps_versions;
+  decision.bumps_versions =
+      route.bumps_versions && !(seeded(Fault::InferenceMutationAllowed) && mutates_inference_tensor(op, arguments));
   decision.kernels_crossed = route.length();
   decision.backend = route.backend;
   decision.function = route.backend->function();

@@ -1,5 +1,6 @@
 #include "call/known_kernels.h"
 
+#include "observe/seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
@@ -14,6 +15,9 @@ PyObject* BackendKernel::look_up() {
 }
 
 PyObject* BackendKernel::enabled_function() const {
+  if (observe::seeded(observe::Fault::DisabledKernelIgnored)) {
+    return function_.get();
+  }
   // The key is a str, None or Ellipsis, so this runs no Python code and can't fail.
   return PySet_Contains(parts_.disabled.get(), disabled_key_.get()) == 1 ? parts_.default_function.get()
                                                                          : function_.get();

@@ -3,11 +3,15 @@
 #include <array>
 
 #include "call/values.h"
+#include "observe/seeded_fault.h"
 #include "torch_compat/conversion.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
 namespace {
+
+using observe::Fault;
+using observe::seeded;
 
 // The storages of a call's results, each compared with those before it and with the inputs'.
 class AliasCheck {
@@ -21,12 +25,13 @@ class AliasCheck {
       return false;
     }
     for (std::size_t index = 0; index < count_; ++index) {
-      if (seen_[index] == storage) {
+      if (seen_[index] == storage && !seeded(Fault::OutputAliasUnchecked)) {
         return false;
       }
     }
     seen_[count_++] = storage;
-    return !arguments_.any_tensor(op_.signature(), op_.signature().tensor_slots(),
+    return seeded(Fault::InputAliasUnchecked) ||
+           !arguments_.any_tensor(op_.signature(), op_.signature().tensor_slots(),
                                   [storage](const c10::TensorImpl& input) {
                                     return torch_compat::storage_identity(input) == storage;
                                   });
@@ -63,7 +68,11 @@ PyRef copy_as_list(PyObject* sequence) {
 // caller must not see what the body does to its own list later). Null where only PyTorch can tell.
 PyRef settle_tensor_list(PyObject* value, bool sole_owner, AliasCheck& aliases) {
   PyRef list;
-  if (PyList_CheckExact(value) && sole_owner && Py_REFCNT(value) == 1) [[likely]] {
+  if (seeded(Fault::TupleKept) && PyTuple_CheckExact(value)) {
+    return PyRef::borrow(value);
+  }
+  if (PyList_CheckExact(value) && ((sole_owner && Py_REFCNT(value) == 1) || seeded(Fault::ResultListShared)))
+      [[likely]] {
     list = PyRef::borrow(value);
   } else if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
     list = copy_as_list(value);
@@ -151,6 +160,9 @@ PyRef settle_values(const std::vector<ValueType>& types, PyObject* result, Alias
 
 // The same for operators that return their own arguments.
 bool is_returned_argument(const Operator& op, const BoundArguments& arguments, PyObject* result) {
+  if (seeded(Fault::ReturnedArgumentUnchecked)) {
+    return true;
+  }
   const auto& slots = op.returned_slots();
   if (slots.size() == 1) {
     return result == arguments.value(slots[0]);

@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "observe/seeded_fault.h"
+
 // The calling thread's state that decides how a call is dispatched. It is read on every call and never kept.
 namespace dutyfree::torch_compat {
 
@@ -67,7 +69,9 @@ class ThreadState {
     return here_;
   }
 
-  c10::DispatchKeySet included() const { return keys_->included(); }
+  c10::DispatchKeySet included() const {
+    return observe::seeded(observe::Fault::IncludedKeyIgnored) ? c10::default_included_set : keys_->included();
+  }
   c10::DispatchKeySet excluded() const { return keys_->excluded(); }
   void set_excluded(c10::DispatchKeySet keys) const { keys_->set_excluded(keys); }
 
@@ -118,7 +122,7 @@ class BelowAutograd {
     }
   }
   ~BelowAutograd() {
-    if (!added_.empty()) {
+    if (!added_.empty() && !(observe::seeded(observe::Fault::ExceptionKeepsKeys) && PyErr_Occurred() != nullptr)) {
       thread_.set_excluded(thread_.excluded() - added_);
     }
   }
