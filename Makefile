@@ -7,6 +7,7 @@ venv := .venv
 TORCH ?= $(or $(patsubst $(venv)/.setup-torch-%,%,$(wildcard $(venv)/.setup-torch-*)),2.13.0)
 build := build/dev
 googletest := build/googletest
+valgrind := build/valgrind
 setup := $(venv)/.setup-torch-$(TORCH)
 configured := $(build)/build.ninja
 with_tests := $(build)/.with-tests
@@ -41,8 +42,11 @@ $(googletest)/src/gtest-all.cc:
 	scripts/get_googletest.sh $(googletest)
 	@touch $@
 
-$(with_tests): $(configured) $(googletest)/src/gtest-all.cc
-	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest)
+$(valgrind)/valgrind:
+	scripts/get_valgrind.sh $(valgrind)
+
+$(with_tests): $(configured) $(googletest)/src/gtest-all.cc $(valgrind)/valgrind
+	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest) -DDUTYFREE_VALGRIND=$(CURDIR)/$(valgrind)
 	@touch $(configured) $@
 
 test: $(with_tests)
@@ -53,6 +57,11 @@ bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	dutyfree bench training --json benchmarks/results/training.json
 	python benchmarks/render.py
+
+# Counts the instructions of calls anew; tests/test_instructions.py holds later ones to them.
+instructions: $(with_tests)
+	cmake --build $(build)
+	python tests/instruction_counts.py --record
 
 # Other builds of the core, beside the normal one: scripts/variant.sh.
 faults: $(setup)

@@ -85,7 +85,9 @@ def main() -> int:
     Console().print(table)
     if has_fuzzer:
         sound, cases, seconds = by_fuzzer("", options.cases, options.seed)
-        print(f"without a fault: {'nothing found' if sound == 'no' else 'A DIFFERENCE'} in {cases} cases, {seconds:.0f} s")
+        print(
+            f"without a fault: {'nothing found' if sound == 'no' else 'A DIFFERENCE'} in {cases} cases, {seconds:.0f} s"
+        )
         missed += sound != "no"
     return 1 if missed else 0
 

@@ -18,11 +18,12 @@ preload="$(runtime libasan.so) $(runtime libubsan.so) $(runtime libstdc++.so)"
 
 scripts/variant.sh sanitize >/dev/null
 report=$PWD/build/sanitize/report
+suppressions=$PWD/scripts/variant/asan_suppressions.txt
 sanitized() {
   # PYTHONMALLOC: objects come from malloc one by one, not out of pages that are never freed.
   # detect_leaks=0: CPython keeps what it allocates; test_leaks.py looks for ours.
   env LD_PRELOAD="$preload" PYTHONMALLOC=malloc PYTHONPATH="$PWD/build/sanitize/package" \
-    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:handle_segv=0:log_path=$report" \
+    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:handle_segv=0:log_path=$report:suppressions=$suppressions" \
     UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:log_path=$report" "$@"
 }
 step() { printf '\n== %s\n' "$1"; }
