@@ -1,4 +1,4 @@
-"""Whether the checks find the core's seeded faults (csrc/observe/seeded_fault.h): a table, and exit status 1 unless all.
+"""Whether the checks find the core's seeded faults (csrc/observe/seeded_fault.h): a table; exit status 1 unless all.
 
 Run by `make faults`, with the variant `faults` of the core. A fault is live when the call of tests/fault_checks.py that
 it spoils is wrong with it and right without it. The fuzzer then has to find it on its own.

@@ -1,7 +1,7 @@
 """For each mistake that the core can be told to make (csrc/observe/seeded_fault.h): one call that it spoils.
 
-``python fault_checks.py NAME`` makes that call and ends with an AssertionError where the result is wrong. It proves that
-a fault that the other checks don't find is theirs to find, and not one that never happens. ``make faults`` and
+``python fault_checks.py NAME`` makes that call and ends with an AssertionError where the result is wrong. It proves
+that a fault that the other checks don't find is theirs to find, and not one that never happens. ``make faults`` and
 ``make sanitize`` run it in a process of its own for each fault.
 """
 
@@ -99,7 +99,7 @@ def a_gradient_of_a_list_element_is_recorded() -> None:
 
 @spoiled_by("inference-mutation-allowed")
 def a_tensor_without_a_version_counter_is_not_mutated() -> None:
-    """PyTorch raises only where the keys are an ordinary tensor's: `.data` of one was assigned to an inference tensor."""
+    """Its keys are an ordinary tensor's: `.data` of one was assigned to an inference tensor."""
 
     def ignores(x: Tensor) -> None:
         pass
