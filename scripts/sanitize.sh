@@ -18,12 +18,11 @@ preload="$(runtime libasan.so) $(runtime libubsan.so) $(runtime libstdc++.so)"
 
 scripts/variant.sh sanitize >/dev/null
 report=$PWD/build/sanitize/report
-suppressions=$PWD/scripts/variant/asan_suppressions.txt
 sanitized() {
   # PYTHONMALLOC: objects come from malloc one by one, not out of pages that are never freed.
   # detect_leaks=0: CPython keeps what it allocates; test_leaks.py looks for ours.
   env LD_PRELOAD="$preload" PYTHONMALLOC=malloc PYTHONPATH="$PWD/build/sanitize/package" \
-    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:handle_segv=0:log_path=$report:suppressions=$suppressions" \
+    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:handle_segv=0:log_path=$report" \
     UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:log_path=$report" "$@"
 }
 step() { printf '\n== %s\n' "$1"; }
@@ -46,7 +45,10 @@ expect list-read-past-end "AddressSanitizer: heap-buffer-overflow"
 expect kernel-unheld "AddressSanitizer: heap-use-after-free"
 expect shift-too-far "runtime error: shift exponent"
 
-# Left out: what measures time or memory, what needs another build, and what spends its time in Inductor.
+# Left out: what measures time or memory, what needs another build, and what spends its time in Inductor. And one test, by
+# name: once an operator is defined again, torch.library.custom_op's old one reads a freed name and handle (pytorch#197025),
+# which the test, for comparison, lets it do. dutyfree's own keep their entries, see Operator::pin_.
+reads_freed_memory=tests/test_lifetime.py::test_defining_the_name_again_replaces_the_operator_and_the_old_object_calls_the_new_one
 left_out=(bench compatibility cost cpp cuda instructions leaks readme tracing typing)
 tests=("$@")
 if [ $# = 0 ]; then
@@ -56,7 +58,7 @@ if [ $# = 0 ]; then
   done
 fi
 step "tests"
-sanitized python -m pytest -q -p no:cacheprovider "${tests[@]}"
+sanitized python -m pytest -q -p no:cacheprovider --deselect "$reads_freed_memory" "${tests[@]}"
 
 if [ $# = 0 ] && sanitized python -c 'import dutyfree.check' 2>/dev/null; then
   step "$cases cases of the fuzzer"
