@@ -12,8 +12,8 @@ def closure_of(function: types.FunctionType) -> dict[str, types.CellType]:
 def with_closure(function: types.FunctionType, **variables: Any) -> types.FunctionType:
     """``function``'s own code, where some of those variables have other values."""
     cells = closure_of(function) | {name: types.CellType(value) for name, value in variables.items()}
-    # No generator here: it would need a cell for `cells`, and CPython 3.11 loses the references to a function's arguments
-    # when memory runs out as it makes a cell.
+    # No generator here: it would need a cell for `cells`, and CPython 3.11 loses the references to a function's
+    # arguments when memory runs out as it makes a cell.
     closure = tuple(map(cells.__getitem__, function.__code__.co_freevars))
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
     made.__kwdefaults__ = function.__kwdefaults__
