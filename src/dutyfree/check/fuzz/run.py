@@ -1,0 +1,193 @@
+"""Runs the fuzzer: Hypothesis draws cases, every step is compared, a difference is shrunk and saved as a script."""
+
+import gc
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, Phase
+
+from dutyfree.check.fuzz.calls import STEP_COUNTS, Call, drawn_steps
+from dutyfree.check.fuzz.differences import Observed, documented
+from dutyfree.check.fuzz.draw import Draw
+from dutyfree.check.fuzz.operators import drawn_operator
+from dutyfree.check.fuzz.report import Report
+from dutyfree.check.fuzz.sides import Compared, compare, differences
+from dutyfree.check.fuzz.source import Case
+
+# Examples that one run of Hypothesis draws. It remembers all of them, so that more would cost memory and time.
+BATCH = 200
+
+
+class Difference(AssertionError):
+    """A step went differently on the two sides."""
+
+    def __init__(self, case: Case, compared: Compared) -> None:
+        self.case = case
+        self.compared = compared
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        """Where the sides differ."""
+        where = "the definition" if self.compared.number < 0 else f"step_{self.compared.number}"
+        lines = differences(self.compared.reference, self.compared.fast)
+        return "\n".join([f"{where} differs from torch.library.custom_op:", *lines])
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A difference after shrinking."""
+
+    case: Case
+    text: str
+    seed: int
+
+    def script(self) -> str:
+        """The stand-alone script that shows it."""
+        return self.case.source(f"Found by `dutyfree check --fuzz --seed {self.seed}`.")
+
+
+@st.composite
+def cases(draw: Draw) -> Case:
+    operator = drawn_operator(draw)
+    return Case(operator, drawn_steps(draw, operator, draw(STEP_COUNTS)))
+
+
+def check_case(case: Case, report: Report) -> None:
+    """Compare every step of a case.
+
+    Raises:
+        Difference: One that is not documented.
+    """
+    define, steps = case.load()
+    report.operators += 1
+    report.definitions.add(hash(case.operator))
+    report.labels[f"formula: {case.operator.formula}"] += 1
+    for compared in compare(define, steps):
+        _count(report, case, compared)
+        if not compared.same:
+            rule = documented(Observed(case, compared))
+            if rule is None:
+                raise Difference(case, compared)
+            report.documented[rule] += 1
+
+
+def _count(report: Report, case: Case, compared: Compared) -> None:
+    report.cases += 1
+    if compared.number < 0:
+        return
+    step = case.steps[compared.number]
+    report.labels.update(set(step.labels))
+    if not isinstance(step, Call):
+        return
+    report.calls += 1
+    report.raised += compared.fast.get("raised") is not None
+    for before, after in compared.ways:
+        for counter, old, new in zip((report.paths, report.reasons), before, after, strict=True):
+            for name, count in new.items():
+                if count > old.get(name, 0):
+                    counter[name] += count - old.get(name, 0)
+
+
+def fuzz(
+    count: int,
+    seed: int = 0,
+    *,
+    seconds: float | None = None,
+    save: Path | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+) -> tuple[Report, Failure | None]:
+    """Compare ``count`` cases, or as many as there are seconds for; stops at the first difference.
+
+    Args:
+        count: Cases, that is calls and later registrations.
+        seed: The same seed draws the same cases, with the same versions of Hypothesis and dutyfree.
+        seconds: Start nothing new after this time.
+        save: A folder for the script of a difference. What runs is written there as ``running.py`` before it runs, so
+            that a crash of the process leaves its script behind.
+        progress: Called now and then.
+    """
+    report = Report()
+    started = time.monotonic()
+    running = None
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+        running = save / "running.py"
+    failure = None
+    for batch in itertools.count():
+        left = count - report.cases
+        if left <= 0 or (seconds is not None and time.monotonic() - started > seconds):
+            break
+        failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running)
+        report.seconds = time.monotonic() - started
+        gc.collect()
+        progress(report)
+        if failure is not None:
+            break
+    if running is not None:
+        running.unlink(missing_ok=True)
+    if failure is not None and save is not None:
+        (save / f"seed_{seed}_case_{report.cases}.py").write_text(failure.script())
+    return report, failure
+
+
+def _run_batch(report: Report, seed: int, batch: int, examples: int, running: Path | None) -> Failure | None:
+    found: list[Difference] = []
+
+    @hypothesis.seed(f"{seed} {batch}")
+    @hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        print_blob=False,
+        # A case is a whole operator with up to 28 calls: large, and slow beside what Hypothesis expects.
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(cases())
+    def check(case: Case) -> None:
+        if running is not None:
+            running.write_text(case.source())
+        try:
+            # What is run again to shrink a difference is not counted.
+            check_case(case, Report() if found else report)
+        except Difference as difference:
+            found.append(difference)
+            raise
+
+    try:
+        check()
+    except Difference as difference:
+        return _without_needless_steps(difference, seed)
+    except hypothesis.errors.Flaky:
+        # It did not happen again in the same case, so it depends on what ran before; the first one is all there is.
+        return Failure(found[0].case, f"{found[0].text()}\n(not again when the same case was run again)", seed)
+    return None
+
+
+def _without_needless_steps(difference: Difference, seed: int) -> Failure:
+    """The difference with all steps dropped that it does not need."""
+    number = len(difference.case.steps) - 1
+    while number >= 0:
+        steps = difference.case.steps
+        shorter = replace(difference.case, steps=steps[:number] + steps[number + 1 :])
+        try:
+            check_case(shorter, Report())
+        except Difference as smaller:
+            difference = smaller
+        number -= 1
+    return Failure(difference.case, difference.text(), seed)
+
+
+def check_all(count: int, seed: int = 0, **options: Any) -> Report:
+    """As ``fuzz``; a difference is raised with its script."""
+    report, failure = fuzz(count, seed, **options)
+    if failure is not None:
+        raise AssertionError(f"{failure.text}\n\n{failure.script()}")
+    return report

@@ -1,0 +1,286 @@
+"""Runs a case's source on both sides, step by step, and says where they differ.
+
+A step is one call with everything around it, or one later registration. What happened in it is a dict of plain values,
+so that one ``==`` compares the two sides.
+"""
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._library import custom_ops, simple_registry
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import dutyfree
+from dutyfree import _front
+from dutyfree.check.fuzz.kit import tensors_in
+from dutyfree.check.fuzz.transforms import through
+from dutyfree.check.outcome import Arguments, Side, describe, members_of, thread_state, warned_as
+
+Define = Callable[["FuzzSide"], Any]
+Step = Callable[["FuzzSide"], None]
+Happened = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_numbers = itertools.count()
+
+
+class FuzzSide(Side):
+    """One of the two operators of a case, and what happens to it."""
+
+    def __init__(self, namespace: str, custom_op: Callable[..., Any]) -> None:
+        super().__init__(namespace, "op", None)  # type: ignore[arg-type]
+        self.custom_op = custom_op
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.replaced: list[Any] = []
+        self._libraries: list[torch.library.Library] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what happened in the step before."""
+        self.events: list[Any] = []
+        self.inputs: list[Any] = []
+        self.happened: Happened = {}
+        self.value: Any = None
+        self.counts: list[Any] = []
+        self.depth = 0
+
+    # What the source of a case calls.
+
+    def register(self, body: Callable[..., Any], **options: Any) -> Any:
+        """Make the operator of ``body``."""
+        self.op = self.custom_op(self.qualname, body, **options)
+        return self.op
+
+    def recorded(self, function: F) -> F:
+        """``function``, whose calls are written down with the thread state that they find."""
+        name = function.__name__
+
+        @functools.wraps(function)
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            self.saw(name, Arguments(args, kwargs), state=thread_state())
+            return function(*args, **kwargs)
+
+        return recording  # type: ignore[return-value]
+
+    def saw(self, what: str, *values: Any, state: Any = None) -> None:
+        """Write down that something happened, with the values as they are now."""
+        self.events.append((what, [describe(value, self, self.inputs) for value in values], state))
+
+    def call(self, spelling: str, /, *args: Any, **kwargs: Any) -> None:
+        """Call the operator and write down all that can be observed of it."""
+        self._observe(lambda: self.spelled(spelling)(*args, **kwargs), Arguments(args, kwargs))
+
+    def transformed(self, transform: str, spelling: str, /, *args: Any, **kwargs: Any) -> None:
+        """As ``call``, under a functorch transform."""
+        self._observe(lambda: through(transform, self.spelled(spelling), args, kwargs), Arguments(args, kwargs))
+
+    def call_replaced(self, /, *args: Any, **kwargs: Any) -> None:
+        """As ``call``, of the object that a redefinition has replaced."""
+        self._observe(lambda: self.replaced[-1](*args, **kwargs), Arguments(args, kwargs))
+
+    def in_thread(self, run: Callable[[], None]) -> None:
+        """Run something in a thread of its own."""
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        """A fake tensor."""
+        return self.fake_mode.from_tensor(tensor)
+
+    def once(self) -> bool:
+        """Whether this is the outer one of a body's recursive calls."""
+        self.depth += 1
+        return self.depth == 1
+
+    def backward(self, how: str) -> None:
+        """Compute gradients of what the call returned, and write them down."""
+        outputs = [tensor for tensor in tensors_in(self.value) if isinstance(tensor, Tensor) and tensor.requires_grad]
+        inputs = [
+            member for member in _unique(self.inputs) if isinstance(member, Tensor) and member.requires_grad
+        ]
+        if not outputs or not inputs:
+            return
+        try:
+            gradients = _differentiate(outputs, inputs, how)
+        except Exception as error:
+            self.happened["gradients"] = (type(error).__name__, self.text(error))
+        else:
+            self.happened["gradients"] = describe(gradients, self, self.inputs)
+
+    def library(self, key: str, function: Callable[..., Any]) -> None:
+        """Register ``function`` for a dispatch key through a Library of its own."""
+        library = torch.library.Library(self.namespace, "IMPL")
+        self._libraries.append(library)
+        library.impl(self.name, function, key, allow_override=True)
+
+    def drop_libraries(self) -> None:
+        """Undo ``library``."""
+        for library in self._libraries:
+            library._destroy()
+        self._libraries.clear()
+
+    def redefine(self, define: Define) -> None:
+        """Define the operator's name again; what the old object does from now on can be seen by ``call_replaced``."""
+        self.replaced.append(self.op)
+        define(self)
+
+    # What runs a case.
+
+    def _observe(self, run: Callable[[], Any], arguments: Arguments) -> None:
+        inputs = self.inputs = list(members_of(arguments))
+        value, raised = None, None
+        before, front = thread_state(), _front.front_of(self.op)
+        counted = front.counters() if front is not None else None
+        try:
+            value = run()
+        except Exception as error:
+            raised = (type(error).__name__, self.text(error), type(error.__cause__).__name__)
+        after = thread_state()
+        if front is not None:
+            self.counts.append((counted, front.counters()))
+        self.value = value
+        self.happened |= {
+            "value": describe(value, self, inputs),
+            "raised": raised,
+            "inputs after": describe(arguments, self, inputs),
+            "state kept": after == before or (before, after),
+        }
+
+    def run(self, step: Callable[["FuzzSide"], Any]) -> Happened:
+        """Run one step; what happened in it."""
+        self.begin()
+        with contextlib.ExitStack() as restored, warned_as() as caught:
+            restored.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            try:
+                step(self)
+            except Exception as error:
+                self.happened["step raised"] = (type(error).__name__, self.text(error))
+        self.happened["events"] = self.events
+        self.happened["warned"] = [(warning.category.__name__, self.text(warning.message)) for warning in caught]
+        self.value, self.inputs = None, []
+        return self.happened
+
+    def close(self) -> None:
+        """Remove the operator from PyTorch, so that a run of many cases does not grow."""
+        self.drop_libraries()
+        self.begin()
+        self.replaced.clear()
+        library: Any = custom_ops.OPDEF_TO_LIB.pop(self.qualname, None)
+        if library is not None:
+            library._destroy()
+        simple_registry.singleton._data.pop(self.qualname, None)
+        self.op = None  # type: ignore[assignment]
+        vars(torch.ops).pop(self.namespace, None)
+        if self.namespace in torch.ops._dir:
+            torch.ops._dir.remove(self.namespace)
+
+
+def _unique(members: list[Any]) -> list[Any]:
+    return list({id(member): member for member in members}.values())
+
+
+def _differentiate(outputs: list[Tensor], inputs: list[Tensor], how: str) -> Any:
+    if how == "accumulate":
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs], inputs=inputs)
+        return [tensor.grad for tensor in inputs]
+    create_graph = how == "create graph"
+
+    def grad() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            outputs,
+            inputs,
+            [torch.ones_like(output) for output in outputs],
+            allow_unused=True,
+            create_graph=create_graph,
+            retain_graph=create_graph or how == "retained",
+        )
+
+    first = grad()
+    if how in ("twice", "retained"):
+        return first, grad()
+    again = [tensor for tensor in first if tensor is not None and tensor.requires_grad]
+    if not create_graph or not again:
+        return first
+    second = torch.autograd.grad(again, inputs, [torch.ones_like(tensor) for tensor in again], allow_unused=True)
+    return first, second
+
+
+@dataclass
+class Compared:
+    """One step on both sides."""
+
+    number: int
+    reference: Happened
+    fast: Happened
+    ways: list[Any] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        return self.reference == self.fast
+
+
+@contextlib.contextmanager
+def both_sides(
+    reference: Callable[..., Any] = torch.library.custom_op, fast: Callable[..., Any] = dutyfree.fast_custom_op
+) -> Iterator[tuple[FuzzSide, FuzzSide]]:
+    """A side for custom_op and one for fast_custom_op, in namespaces of equal length that nothing else uses."""
+    number = next(_numbers)
+    sides = FuzzSide(f"fuzz_ref_{number:08}", reference), FuzzSide(f"fuzz_our_{number:08}", fast)
+    try:
+        yield sides
+    finally:
+        for side in sides:
+            side.close()
+
+
+def compare(define: Define, steps: list[Step]) -> Iterator[Compared]:
+    """Define the operator and take the steps, each on both sides. Number -1 is the definition."""
+    # This one goes past Python's warnings, straight to the terminal.
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    with both_sides() as sides:
+        for number, step in enumerate([define, *steps], start=-1):
+            reference, fast = (side.run(step) for side in sides)
+            yield Compared(number, reference, fast, sides[1].counts)
+            if any("step raised" in happened for happened in (reference, fast)) and number == -1:
+                return  # there is no operator to call
+
+
+def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
+    """Where two nested values differ, a line each."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for name in [*expected, *(name for name in actual if name not in expected)]:
+            yield from differences(expected.get(name, "nothing"), actual.get(name, "nothing"), f"{path}[{name!r}]")
+    elif (
+        isinstance(expected, (list, tuple))
+        and isinstance(actual, (list, tuple))
+        and len(expected) == len(actual)
+        and type(expected) is type(actual)
+    ):
+        for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif expected != actual:
+        yield f"{path}\n    custom_op:      {expected}\n    fast_custom_op: {actual}"
+
+
+def main(define: Define, steps: list[Step]) -> None:
+    """What a saved script does: prints where the two sides differ, and exits with 1 if they do."""
+    differ = False
+    for compared in compare(define, steps):
+        if not compared.same:
+            differ = True
+            print("the definition" if compared.number < 0 else f"step_{compared.number}")
+            for line in differences(compared.reference, compared.fast):
+                print(f"  {line}")
+    print("They differ." if differ else "No difference.")
+    gc.collect()  # so that what crashes at the end crashes here
+    sys.exit(differ)
