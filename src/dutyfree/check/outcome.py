@@ -167,7 +167,7 @@ def describe_tensor(tensor: Tensor, side: Side, inputs: list[Any]) -> dict[str, 
 def values_of(tensor: Tensor) -> Any:
     if tensor.is_meta or tensor.is_nested or torch._is_zerotensor(tensor):
         return None
-    if tensor.layout is torch.strided and not tensor.untyped_storage().data_ptr() and tensor.numel():
+    if tensor.layout is torch.strided and tensor.numel() and not has_data(tensor):
         return None
     with torch.no_grad():
         dense = tensor.detach()
@@ -178,10 +178,18 @@ def values_of(tensor: Tensor) -> Any:
         return repr(dense.resolve_conj().resolve_neg().tolist())
 
 
+def has_data(tensor: Tensor) -> bool:
+    """Whether there is memory behind a strided tensor; a wrapper, a fake or a functorch tensor has none of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
 def describe_grad_fn(tensor: Tensor, side: Side) -> Any:
     if tensor.grad_fn is None:
         return None
-    following = [None if node is None else type(node).__name__ for node, _ in tensor.grad_fn.next_functions]
+    following = [None if node is None else side.text(type(node).__name__) for node, _ in tensor.grad_fn.next_functions]
     return side.text(type(tensor.grad_fn).__name__), following
 
 

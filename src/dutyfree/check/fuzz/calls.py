@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-import hypothesis.strategies as st
-
 from dutyfree.check.fuzz.draw import Draw, weighted
-from dutyfree.check.fuzz.operators import ONE_IN, Operator, Parameter, rarely
+from dutyfree.check.fuzz.operators import Operator, Parameter
 from dutyfree.check.fuzz.states import ONE_STATE
 from dutyfree.check.fuzz.transforms import TRANSFORMS
 
@@ -143,7 +141,6 @@ WRONG = weighted(
             "slice(None)",
             "(i for i in range(2))",
             "2**64",
-            "side.op",
             "torch.nn.Linear(1, 1)",
         )
     )
@@ -188,22 +185,22 @@ class Later:
 
 
 LATER = {
-    "kernel": "side.op.register_kernel('cpu', side.recorded(other))",
-    "default kernel": "side.op.register_kernel(None, side.recorded(other))",
-    "kernels": "side.op.register_kernel(['cpu', 'cuda'], side.recorded(other))",
-    "meta kernel": "side.op.register_kernel('meta', side.recorded(other))",
-    "autograd": "side.op.register_autograd(backward, setup_context=setup_context)",
+    "kernel": "side.op.register_kernel('cpu', side.recorded(side.other))",
+    "default kernel": "side.op.register_kernel(None, side.recorded(side.other))",
+    "kernels": "side.op.register_kernel(['cpu', 'cuda'], side.recorded(side.other))",
+    "meta kernel": "side.op.register_kernel('meta', side.recorded(side.other))",
+    "autograd": "side.op.register_autograd(side.backward, setup_context=side.setup_context)",
     "autograd without setup_context": "side.op.register_autograd(side.recorded(lambda ctx, *grads: grads[0]))",
-    "fake": "side.op.register_fake(lambda *args, **kwargs: stand_ins(other(*args, **kwargs)))",
+    "fake": "side.op.register_fake(lambda *args, **kwargs: stand_ins(side.other(*args, **kwargs)))",
     "vmap": "side.op.register_vmap(lambda info, in_dims, *args, **kwargs: batched_anew(side.op, in_dims, args, kwargs))",
     "autocast": "side.op.register_autocast('cpu', torch.bfloat16)",
-    "impl CPU": "side.library('CPU', side.recorded(other))",
-    "impl AutogradCPU": "side.library('AutogradCPU', side.recorded(other))",
-    "impl Autograd": "side.library('Autograd', side.recorded(other))",
-    "impl ADInplaceOrView": "side.library('ADInplaceOrView', side.recorded(other))",
-    "impl CompositeExplicitAutograd": "side.library('CompositeExplicitAutograd', side.recorded(other))",
-    "impl BackendSelect": "side.library('BackendSelect', side.recorded(other))",
-    "impl PythonTLSSnapshot": "side.library('AutocastCPU', side.recorded(other))",
+    "impl CPU": "side.library('CPU', side.recorded(side.other))",
+    "impl AutogradCPU": "side.library('AutogradCPU', side.recorded(side.other))",
+    "impl Autograd": "side.library('Autograd', side.recorded(side.other))",
+    "impl ADInplaceOrView": "side.library('ADInplaceOrView', side.recorded(side.other))",
+    "impl CompositeExplicitAutograd": "side.library('CompositeExplicitAutograd', side.recorded(side.other))",
+    "impl BackendSelect": "side.library('BackendSelect', side.recorded(side.other))",
+    "impl PythonTLSSnapshot": "side.library('AutocastCPU', side.recorded(side.other))",
     "impl dropped": "side.drop_libraries()",
     "torch dispatch": "side.op.register_torch_dispatch(DispatchLog, lambda mode, func, types, args, kwargs: torch.ones(5))",
     "redefinition": "side.redefine(define)",
@@ -213,10 +210,7 @@ MOODS = weighted((9, "ordinary"), (6, "gradient"), (4, "special"), (4, "nearly")
 SPELLINGS = weighted((2, "object"), (1, "packet"), (1, "overload"))
 ONE_TRANSFORM = weighted(*((1, name) for name in TRANSFORMS))
 BACKWARD = weighted((3, "once"), (1, "create graph"), (1, "twice"), (1, "retained"), (1, "accumulate"))
-TENSOR_TEXTS = {kind: st.sampled_from(texts) for kind, texts in TENSORS.items()}
-GOOD_TEXTS = {kind: st.sampled_from(texts) for kind, texts in GOOD.items()}
-NEARLY_TEXTS = {kind: st.sampled_from(texts) for kind, texts in NEARLY.items()}
-LENGTHS = st.sampled_from((1, 2, 2, 3, 0))
+LENGTHS = (1, 2, 2, 3, 0)
 
 
 class _Drawing:
@@ -233,9 +227,9 @@ class _Drawing:
         kind = self.draw(self.pool)
         if kind == "shared" and not self.tensors:
             kind = "plain"
-        text = self.draw(TENSOR_TEXTS[kind])
+        text = self.draw(TENSORS[kind])
         if "{earlier}" in text:
-            text = text.replace("{earlier}", f"t{self.draw(st.integers(0, len(self.tensors) - 1))}")
+            text = text.replace("{earlier}", f"t{self.draw.below(len(self.tensors))}")
         self.labels.append(f"tensor: {kind}")
         self.tensors.append(text)
         return f"t{len(self.tensors) - 1}"
@@ -244,19 +238,19 @@ class _Drawing:
         """A value for a parameter of a schema type, right or nearly so."""
         self.labels.append(f"type: {kind}")
         if kind.endswith("?"):
-            return "None" if rarely(self.draw, 4) else self.value(kind[:-1])
+            return "None" if self.draw.rarely(4) else self.value(kind[:-1])
         if kind.endswith("[]"):
             return self.sequence(kind[:-2], self.draw(LENGTHS))
         if kind.endswith("[2]"):
-            if kind.startswith("SymInt") and rarely(self.draw, 4):
+            if kind.startswith("SymInt") and self.draw.rarely(4):
                 return "5"
-            return self.sequence(kind[:-3], 2 if not rarely(self.draw, 12) else 3)
+            return self.sequence(kind[:-3], 2 if not self.draw.rarely(12) else 3)
         if kind == "Tensor":
             return self.tensor()
-        if self.mood == "nearly" and rarely(self.draw, 2):
+        if self.mood == "nearly" and self.draw.rarely(2):
             self.labels.append("value: nearly")
-            return str(self.draw(NEARLY_TEXTS[kind]))
-        return str(self.draw(GOOD_TEXTS[kind]))
+            return str(self.draw(NEARLY[kind]))
+        return str(self.draw(GOOD[kind]))
 
     def sequence(self, kind: str, length: int) -> str:
         members = [self.value(kind) for _ in range(length)]
@@ -278,7 +272,7 @@ class _Drawing:
         return f"[{joined}]"
 
 
-def drawn_call(draw: Draw, operator: Operator, redefined: bool) -> Call:
+def drawn_call(draw: Draw, operator: Operator) -> Call:
     mood = draw(MOODS)
     drawing = _Drawing(draw, mood)
     args: list[str] = []
@@ -290,23 +284,23 @@ def drawn_call(draw: Draw, operator: Operator, redefined: bool) -> Call:
         if text is None:
             by_name = True
             continue
-        by_name = by_name or rarely(draw, 8)
+        by_name = by_name or draw.rarely(8)
         if by_name:
             kwargs.append((parameter.name, text))
         else:
             args.append(text)
     if mood == "wrong":
         _spoil(drawing, operator, args, kwargs)
-    if len(kwargs) > 1 and rarely(draw, 3):
+    if len(kwargs) > 1 and draw.rarely(3):
         kwargs.reverse()
-    spelling = "replaced" if redefined and rarely(draw, 4) else draw(SPELLINGS)
+    spelling = draw(SPELLINGS)
     states: tuple[str, ...] = ()
-    if rarely(draw, 3):
-        states = (draw(ONE_STATE), *([draw(ONE_STATE)] if rarely(draw, 3) else []))
-    transform = draw(ONE_TRANSFORM) if spelling != "replaced" and rarely(draw, 12) else ""
-    threaded = rarely(draw, 20)
-    backward = draw(BACKWARD) if mood == "gradient" or rarely(draw, 6) else ""
-    inside = bool(states) and rarely(draw, 3)
+    if draw.rarely(3):
+        states = (draw(ONE_STATE), *([draw(ONE_STATE)] if draw.rarely(3) else []))
+    transform = draw(ONE_TRANSFORM) if draw.rarely(12) else ""
+    threaded = draw.rarely(20)
+    backward = draw(BACKWARD) if mood == "gradient" or draw.rarely(6) else ""
+    inside = bool(states) and draw.rarely(3)
     labels = [
         *drawing.labels,
         f"spelling: {spelling}",
@@ -334,7 +328,7 @@ def _argument(drawing: _Drawing, parameter: Parameter) -> str | None:
     """The text of one argument; None leaves it out."""
     draw = drawing.draw
     if parameter.default is not None:
-        choice = draw(ONE_IN[4])
+        choice = draw.below(4)
         if choice <= 1:
             return None
         if choice == 2:
@@ -346,7 +340,7 @@ def _argument(drawing: _Drawing, parameter: Parameter) -> str | None:
 def _spoil(drawing: _Drawing, operator: Operator, args: list[str], kwargs: list[tuple[str, str]]) -> None:
     """Make the arguments wrong in one way."""
     draw = drawing.draw
-    way = draw(ONE_IN[8])
+    way = draw.below(8)
     if way == 7:
         args.append(draw(WRONG))
         way_name = "too many"
@@ -360,7 +354,7 @@ def _spoil(drawing: _Drawing, operator: Operator, args: list[str], kwargs: list[
         kwargs.append((operator.parameters[0].name, draw(WRONG)))
         way_name = "repeated"
     elif args or kwargs:
-        index = draw(st.integers(0, len(args) + len(kwargs) - 1))
+        index = draw.below(len(args) + len(kwargs))
         if index < len(args):
             args[index] = draw(WRONG)
         else:
@@ -376,16 +370,13 @@ def _spoil(drawing: _Drawing, operator: Operator, args: list[str], kwargs: list[
 
 def drawn_steps(draw: Draw, operator: Operator, count: int) -> tuple[Call | Later, ...]:
     steps: list[Call | Later] = []
-    redefined = False
     for _ in range(count):
-        if steps and rarely(draw, 20):
-            later = Later(draw(ONE_LATER))
-            redefined = redefined or later.what == "redefinition"
-            steps.append(later)
+        if steps and draw.rarely(20):
+            steps.append(Later(draw(ONE_LATER)))
         else:
-            steps.append(drawn_call(draw, operator, redefined))
+            steps.append(drawn_call(draw, operator))
     return tuple(steps)
 
 
 # Hypothesis varies a count drawn from these, most of them large: making an operator costs as much as several calls.
-STEP_COUNTS: Any = st.sampled_from((1, 2, 4, 8, 12, 16, 20, 24, 24, 28))
+STEP_COUNTS = (1, 2, 4, 8, 12, 16, 20, 24, 24, 28)

@@ -46,7 +46,7 @@ def argument_named_self(observed: Observed) -> bool:
     raised = observed.compared.reference.get("raised") or ("", "")
     return (
         isinstance(observed.step, Call)
-        and observed.step.spelling in ("object", "replaced")
+        and observed.step.spelling == "object"
         and "self" in dict(observed.step.kwargs)
         and raised[0] == "TypeError"
         and "got multiple values for argument 'self'" in raised[1]

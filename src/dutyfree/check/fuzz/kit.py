@@ -181,10 +181,10 @@ def first_dimensions(result: Any) -> Any:
 
 
 def stand_ins(result: Any) -> Any:
-    """The result of a fake kernel: empty tensors like those that the body returned."""
+    """The result of a fake kernel: tensors like those that the body returned."""
     if isinstance(result, (list, tuple)):
         return type(result)(map(stand_ins, result))
-    return torch.empty_like(result) if isinstance(result, Tensor) else result
+    return torch.zeros_like(result) if isinstance(result, Tensor) else result
 
 
 class Trouble(Exception):

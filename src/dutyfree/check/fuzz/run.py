@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import hypothesis.strategies as st
+import torch
 from hypothesis import HealthCheck, Phase
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils.flop_counter import FlopCounterMode
 
 from dutyfree.check.fuzz.calls import STEP_COUNTS, Call, drawn_steps
 from dutyfree.check.fuzz.differences import Observed, documented
-from dutyfree.check.fuzz.draw import Draw
+from dutyfree.check.fuzz.draw import Draw, Drawn
 from dutyfree.check.fuzz.operators import drawn_operator
 from dutyfree.check.fuzz.report import Report
 from dutyfree.check.fuzz.sides import Compared, compare, differences
@@ -52,10 +54,18 @@ class Failure:
         return self.case.source(f"Found by `dutyfree check --fuzz --seed {self.seed}`.")
 
 
-@st.composite
-def cases(draw: Draw) -> Case:
+def drawn_case(draw: Draw) -> Case:
     operator = drawn_operator(draw)
     return Case(operator, drawn_steps(draw, operator, draw(STEP_COUNTS)))
+
+
+def warm_up() -> None:
+    """Let PyTorch do first what it does once a process: imports with their warnings, caches."""
+    x = torch.ones(2)
+    torch.func.jvp(torch.sin, (x,), (x,))
+    torch.func.jacfwd(torch.sin)(x)
+    with FlopCounterMode(display=False), torch.autograd.profiler.profile(use_kineto=False), enable_python_dispatcher():
+        torch.vmap(torch.sin)(x)
 
 
 def check_case(case: Case, report: Report) -> None:
@@ -112,6 +122,7 @@ def fuzz(
             that a crash of the process leaves its script behind.
         progress: Called now and then.
     """
+    warm_up()
     report = Report()
     started = time.monotonic()
     running = None
@@ -150,7 +161,7 @@ def _run_batch(report: Report, seed: int, batch: int, examples: int, running: Pa
         # A case is a whole operator with up to 28 calls: large, and slow beside what Hypothesis expects.
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(cases())
+    @hypothesis.given(Drawn(drawn_case))
     def check(case: Case) -> None:
         if running is not None:
             running.write_text(case.source())

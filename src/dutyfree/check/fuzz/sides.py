@@ -41,6 +41,10 @@ class FuzzSide(Side):
         self.custom_op = custom_op
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.replaced: list[Any] = []
+        # Functions of the source that later registrations use.
+        self.other: Callable[..., Any]
+        self.setup_context: Callable[..., Any]
+        self.backward: Callable[..., Any]
         self._libraries: list[torch.library.Library] = []
         self.begin()
 
@@ -83,15 +87,21 @@ class FuzzSide(Side):
         """As ``call``, under a functorch transform."""
         self._observe(lambda: through(transform, self.spelled(spelling), args, kwargs), Arguments(args, kwargs))
 
-    def call_replaced(self, /, *args: Any, **kwargs: Any) -> None:
-        """As ``call``, of the object that a redefinition has replaced."""
-        self._observe(lambda: self.replaced[-1](*args, **kwargs), Arguments(args, kwargs))
-
     def in_thread(self, run: Callable[[], None]) -> None:
         """Run something in a thread of its own."""
-        thread = threading.Thread(target=run)
+        errors: list[Exception] = []
+
+        def catching() -> None:
+            try:
+                run()
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=catching)
         thread.start()
         thread.join()
+        if errors:
+            raise errors[0]
 
     def fake(self, tensor: Tensor) -> Tensor:
         """A fake tensor."""
@@ -102,12 +112,10 @@ class FuzzSide(Side):
         self.depth += 1
         return self.depth == 1
 
-    def backward(self, how: str) -> None:
+    def differentiate(self, how: str) -> None:
         """Compute gradients of what the call returned, and write them down."""
         outputs = [tensor for tensor in tensors_in(self.value) if isinstance(tensor, Tensor) and tensor.requires_grad]
-        inputs = [
-            member for member in _unique(self.inputs) if isinstance(member, Tensor) and member.requires_grad
-        ]
+        inputs = [member for member in _unique(self.inputs) if isinstance(member, Tensor) and member.requires_grad]
         if not outputs or not inputs:
             return
         try:
@@ -130,8 +138,11 @@ class FuzzSide(Side):
         self._libraries.clear()
 
     def redefine(self, define: Define) -> None:
-        """Define the operator's name again; what the old object does from now on can be seen by ``call_replaced``."""
-        self.replaced.append(self.op)
+        """Define the operator's name again.
+
+        The old object is not called after that: the reference's reads freed memory then.
+        """
+        self.replaced.append(self.op)  # it may not be collected while a case runs: that would be a difference by chance
         define(self)
 
     # What runs a case.
@@ -160,13 +171,23 @@ class FuzzSide(Side):
         """Run one step; what happened in it."""
         self.begin()
         with contextlib.ExitStack() as restored, warned_as() as caught:
+            # A body may leave the grad mode changed, and PyTorch some dispatch keys (after an error below a dispatch mode).
             restored.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            restored.enter_context(
+                torch._C._ForceDispatchKeyGuard(
+                    torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+                )
+            )
             try:
                 step(self)
             except Exception as error:
                 self.happened["step raised"] = (type(error).__name__, self.text(error))
         self.happened["events"] = self.events
-        self.happened["warned"] = [(warning.category.__name__, self.text(warning.message)) for warning in caught]
+        self.happened["warned"] = [
+            # Anomaly mode's text goes on with the Python frames of the forward call; fewer of them are the point.
+            (warning.category.__name__, self.text(warning.message).partition("Traceback of forward call")[0])
+            for warning in caught
+        ]
         self.value, self.inputs = None, []
         return self.happened
 
@@ -267,6 +288,9 @@ def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
         and type(expected) is type(actual)
     ):
         for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif isinstance(expected, list) and isinstance(actual, list):
+        for index, (one, other) in enumerate(itertools.zip_longest(expected, actual, fillvalue="nothing")):
             yield from differences(one, other, f"{path}[{index}]")
     elif expected != actual:
         yield f"{path}\n    custom_op:      {expected}\n    fast_custom_op: {actual}"

@@ -66,7 +66,6 @@ def _definition(operator: Operator) -> str:
     side = "side"
     lines = [
         f"def define({side}):",
-        "    global other, setup_context, backward",
         "    @side.recorded",
         f"    def body{operator.signature()}:",
         *(f"        {line}" for line in _body(operator, given)),
@@ -76,6 +75,7 @@ def _definition(operator: Operator) -> str:
         f"        return {_other_result(operator)}",
         "",
         *_formula(operator),
+        "    side.other, side.setup_context, side.backward = other, setup_context, backward",
         f"    op = side.register(body, {_options(operator)})",
     ]
     if operator.formula == "no setup_context":
@@ -91,7 +91,7 @@ REGISTERED = {
     "fake": LATER["fake"].replace("side.op", "op"),
     "vmap": LATER["vmap"].replace("side.op.", "op."),
     "autocast": LATER["autocast"].replace("side.op", "op"),
-    "kernel": "op.register_kernel('cpu', side.recorded(other))",
+    "kernel": "op.register_kernel('cpu', side.recorded(side.other))",
     "torch dispatch": "op.register_torch_dispatch(Wrapper, lambda cls, func, types, args, kwargs: func(*unwrapped(args)))",
 }
 
@@ -115,7 +115,11 @@ def _body(operator: Operator, given: str) -> list[str]:
         named = [f"{p.name}={p.name}" for p in operator.parameters if p.keyword_only]
         lines += ["if side.once():", f"    return side.op({', '.join(positional + named)})"]
     elif body.deed == "LISTS":
-        lines += [f"for given in ({given}{',' if given else ''}):", "    if isinstance(given, list):", "        given.append(3)"]
+        lines += [
+            f"for given in ({given}{',' if given else ''}):",
+            "    if isinstance(given, list):",
+            "        given.append(3)",
+        ]
     elif body.deed == "MUTATE":
         mutated = [p.name for p in operator.parameters if p.mutated]
         lines += [f"for tensor in tensors_in([{', '.join(mutated)}]):", "    tensor.add_(1)"]
@@ -176,7 +180,7 @@ def _step(number: int, step: Call | Later) -> str:
     making = [f"t{index} = {text}" for index, text in enumerate(step.tensors)]
     calling = [_calling(step)]
     if step.backward:
-        calling.append(f"side.backward({step.backward!r})")
+        calling.append(f"side.differentiate({step.backward!r})")
     if step.threaded:
         calling = [f"side.in_thread(lambda: ({', '.join(calling)}))"]
     if not step.states:
@@ -191,8 +195,6 @@ def _step(number: int, step: Call | Later) -> str:
 def _calling(step: Call) -> str:
     arguments = ", ".join([*step.args, *(f"{name}={text}" for name, text in step.kwargs)])
     separated = f", {arguments}" if arguments else ""
-    if step.spelling == "replaced":
-        return f"side.call_replaced({arguments})"
     if step.transform:
         return f"side.transformed({step.transform!r}, {step.spelling!r}{separated})"
     return f"side.call({step.spelling!r}{separated})"
