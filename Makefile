@@ -1,5 +1,5 @@
 # make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
-# make faults, make sanitize, make instructions: checks of the checks, of memory and of cost, see CONTRIBUTING.md.
+# make fuzz, make faults, make sanitize, make instructions: checks beyond the tests, see CONTRIBUTING.md.
 
 PYTHON ?= python3
 venv := .venv
@@ -15,7 +15,10 @@ with_tests := $(build)/.with-tests
 # CMake and Ninja are the venv's, whatever the machine has.
 export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 
-.PHONY: setup build bench test lint format clean faults sanitize instructions
+CASES ?= 100000
+SEED ?= 0
+
+.PHONY: setup build bench test fuzz lint format clean faults sanitize instructions
 .PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
@@ -52,6 +55,10 @@ $(with_tests): $(configured) $(googletest)/src/gtest-all.cc $(valgrind)/valgrind
 test: $(with_tests)
 	cmake --build $(build)
 	python -m pytest -q
+
+# Generated operators and calls against torch.library.custom_op: make fuzz CASES=1000000 SEED=7
+fuzz: build
+	dutyfree check --fuzz --cases $(CASES) --seed $(SEED) --save build/fuzz
 
 bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json

@@ -56,3 +56,42 @@ def bench(
     if json is not None:
         results.save(json)
         console.print(f"saved {json}")
+
+
+@app.command()
+def check(
+    fuzz: Annotated[
+        bool, typer.Option("--fuzz", help="Compare generated calls of generated operators; needs Hypothesis.")
+    ] = False,
+    cases: Annotated[int, typer.Option(min=1, help="Calls and later registrations to compare.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same cases.")] = 0,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
+    save: Annotated[
+        Path, typer.Option(help="Where the script of a difference goes, and of a crash.", file_okay=False)
+    ] = Path("build/fuzz"),
+) -> None:
+    """Compare operators with torch.library.custom_op's; exits with 1 at the first difference that is not documented."""
+    if not fuzz:
+        raise typer.BadParameter("nothing to check: the only check is --fuzz so far.")
+    import faulthandler
+    import os
+
+    # A crash of the process says where; the profiler says nothing.
+    faulthandler.enable()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from dutyfree.check.fuzz.report import Report
+    from dutyfree.check.fuzz.run import run_fuzz
+
+    console = Console(soft_wrap=True)
+
+    def progress(report: Report) -> None:
+        if console.is_terminal:
+            console.print(f"{report.cases:,} cases, {report.seconds:.0f} s", end="\x1b[K\r")
+
+    report, failure = run_fuzz(cases, seed, seconds=seconds, save=save, progress=progress)
+    report.print(console)
+    if failure is not None:
+        console.print(failure.text, markup=False, highlight=False)
+        console.print(f"\n{failure.script()}", markup=False, highlight=False)
+        console.print(f"The script: {failure.path}")
+        raise typer.Exit(1)

@@ -134,7 +134,7 @@ def describe(value: Any, side: Side, inputs: list[Any]) -> Any:
             "is input": position_in(value.container, inputs),
             "members": [describe(member, side, inputs) for member in value.members],
         }
-    return (type(value).__name__, side.text(repr(value)))
+    return (side.text(type(value).__name__), side.text(repr(value)))
 
 
 def position_in(value: Any, inputs: list[Any]) -> int | None:

@@ -1,7 +1,6 @@
 """Generated calls and later registrations: a case's steps."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from dutyfree.check.fuzz.draw import Draw, weighted
 from dutyfree.check.fuzz.operators import Operator, Parameter
@@ -141,7 +140,7 @@ WRONG = weighted(
             "slice(None)",
             "(i for i in range(2))",
             "2**64",
-            "torch.nn.Linear(1, 1)",
+            "torch.nn.Flatten()",
         )
     )
 )
@@ -192,7 +191,7 @@ LATER = {
     "autograd": "side.op.register_autograd(side.backward, setup_context=side.setup_context)",
     "autograd without setup_context": "side.op.register_autograd(side.recorded(lambda ctx, *grads: grads[0]))",
     "fake": "side.op.register_fake(lambda *args, **kwargs: stand_ins(side.other(*args, **kwargs)))",
-    "vmap": "side.op.register_vmap(lambda info, in_dims, *args, **kwargs: batched_anew(side.op, in_dims, args, kwargs))",
+    "vmap": "side.op.register_vmap(lambda info, dims, *args, **kwargs: batched_anew(side.op, dims, args, kwargs))",
     "autocast": "side.op.register_autocast('cpu', torch.bfloat16)",
     "impl CPU": "side.library('CPU', side.recorded(side.other))",
     "impl AutogradCPU": "side.library('AutogradCPU', side.recorded(side.other))",
@@ -200,9 +199,9 @@ LATER = {
     "impl ADInplaceOrView": "side.library('ADInplaceOrView', side.recorded(side.other))",
     "impl CompositeExplicitAutograd": "side.library('CompositeExplicitAutograd', side.recorded(side.other))",
     "impl BackendSelect": "side.library('BackendSelect', side.recorded(side.other))",
-    "impl PythonTLSSnapshot": "side.library('AutocastCPU', side.recorded(side.other))",
+    "impl AutocastCPU": "side.library('AutocastCPU', side.recorded(side.other))",
     "impl dropped": "side.drop_libraries()",
-    "torch dispatch": "side.op.register_torch_dispatch(DispatchLog, lambda mode, func, types, args, kwargs: torch.ones(5))",
+    "torch dispatch": "side.op.register_torch_dispatch(DispatchLog, lambda *given: torch.ones(5))",
     "redefinition": "side.redefine(define)",
 }
 ONE_LATER = weighted(*((1, name) for name in LATER))
@@ -368,11 +367,28 @@ def _spoil(drawing: _Drawing, operator: Operator, args: list[str], kwargs: list[
     drawing.labels.append(f"wrong: {way_name}")
 
 
+def redefinition_is_safe(steps: list[Call | Later]) -> bool:
+    """TEMPORARY: whether no step so far can have made PyTorch ask for the operator's Python object.
+
+    After a redefinition dutyfree leaves the old object where modes and the Python dispatcher get it from: they see the
+    old OpOverload, or read freed memory. To be removed with that fault.
+    """
+    return all(
+        isinstance(step, Call)
+        and not step.states
+        and not step.transform
+        and not {"mood: special", "mood: wrong"} & set(step.labels)
+        for step in steps
+    )
+
+
 def drawn_steps(draw: Draw, operator: Operator, count: int) -> tuple[Call | Later, ...]:
     steps: list[Call | Later] = []
     for _ in range(count):
         if steps and draw.rarely(20):
-            steps.append(Later(draw(ONE_LATER)))
+            later = Later(draw(ONE_LATER))
+            if later.what != "redefinition" or redefinition_is_safe(steps):
+                steps.append(later)
         else:
             steps.append(drawn_call(draw, operator))
     return tuple(steps)

@@ -8,7 +8,8 @@ try:
     from hypothesis.strategies import SearchStrategy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "dutyfree check --fuzz generates its cases with Hypothesis, which is not installed: pip install 'dutyfree[check]'"
+        "`dutyfree check --fuzz` generates its cases with Hypothesis, which is not installed here. Install it with "
+        "`pip install 'dutyfree[check]'`."
     ) from error
 
 T = TypeVar("T")
@@ -36,9 +37,9 @@ class Draw:
 class Drawn(SearchStrategy[T], Generic[T]):
     """The strategy whose values ``build`` makes by choices.
 
-    It stands below Hypothesis' public strategies on purpose. Those mark every choice as a part of its own, and Hypothesis
-    then spends five of six examples on copying one part over another: the same operator with one other argument. It also
-    costs a third of their time, which is otherwise as much as the calls take.
+    It stands below Hypothesis' public strategies on purpose. Those mark every choice as a part of its own, and
+    Hypothesis 6.170 then spends five of six examples on copying one part over another: of 93 operators 26 were
+    different. Here every one is.
     """
 
     def __init__(self, build: Callable[[Draw], T]) -> None:

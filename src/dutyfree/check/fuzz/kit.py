@@ -18,21 +18,21 @@ class Bare(Tensor):
 class Plain(Tensor):
     """A subclass without ``__torch_function__``, as Parameter and Buffer are."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 class Functional(Tensor):
-    """A subclass with a ``__torch_function__`` of its own, which counts the calls that it sees."""
+    """A subclass with a ``__torch_function__`` of its own."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class Wrapper(Tensor):
     """A subclass with a ``__torch_dispatch__`` that runs everything on the tensor inside."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "Wrapper":
@@ -42,10 +42,12 @@ class Wrapper(Tensor):
         made.inner = inner
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return func(*unwrapped(args), **unwrapped(kwargs or {}))
 
 
@@ -71,7 +73,7 @@ def dual(tensor: Tensor) -> Tensor:
 
 
 def nested(*rows: Tensor, layout: torch.layout = torch.strided) -> Tensor:
-    return torch.nested.nested_tensor(list(rows), layout=layout)
+    return torch.nested.nested_tensor(list(rows), layout=layout)  # type: ignore[no-any-return]
 
 
 class DispatchLog(TorchDispatchMode):

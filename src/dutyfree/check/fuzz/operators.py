@@ -1,7 +1,6 @@
 """Generated operators: their parameters and results, what their bodies do, and what is registered for them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dutyfree.check.fuzz.draw import Draw, weighted
 
@@ -337,9 +336,7 @@ def drawn_operator(draw: Draw) -> Operator:
         results = ("Tensor",) * sum(parameter.mutated for parameter in parameters)
     tags = {"inplace": "torch.Tag.inplace", "out": "(torch.Tag.out,)"}.get(style) or draw(EXTRA_TAGS)
     aliases: tuple[str, ...] = ()
-    if style in ("view", "returns its argument") and parameters[0].alias:
-        aliases = (parameters[0].alias,)
-    elif style == "inplace" and with_schema:
+    if (style in ("view", "returns its argument") and parameters[0].alias) or (style == "inplace" and with_schema):
         aliases = (parameters[0].alias,)
     elif style == "out" and with_schema:
         aliases = tuple(parameter.alias for parameter in parameters if parameter.mutated)

@@ -47,7 +47,8 @@ class Report:
     def print(self, console: Console) -> None:
         """Print all counts."""
         console.print(
-            f"{self.cases:,} cases compared in {self.seconds:.0f} s ({self.cases / max(self.seconds, 1e-9):.0f} a second): "
+            f"{self.cases:,} cases compared in {self.seconds:.0f} s "
+            f"({self.cases / max(self.seconds, 1e-9):.0f} a second): "
             f"{self.calls:,} calls, {self.raised:,} of which raised, of {self.operators:,} operators, "
             f"{len(self.definitions):,} of them different"
         )

@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import logging
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +50,7 @@ class Failure:
     case: Case
     text: str
     seed: int
+    path: Path | None = None
 
     def script(self) -> str:
         """The stand-alone script that shows it."""
@@ -62,6 +65,12 @@ def drawn_case(draw: Draw) -> Case:
 def warm_up() -> None:
     """Let PyTorch do first what it does once a process: imports with their warnings, caches."""
     x = torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ones(2, 2).to_sparse_csr()
+    # They report, past Python's warnings, what the generated cases do on purpose.
+    for name in ("torch._library.custom_ops", "torch._subclasses.fake_tensor"):
+        logging.getLogger(name).disabled = True
     torch.func.jvp(torch.sin, (x,), (x,))
     torch.func.jacfwd(torch.sin)(x)
     with FlopCounterMode(display=False), torch.autograd.profiler.profile(use_kineto=False), enable_python_dispatcher():
@@ -104,7 +113,7 @@ def _count(report: Report, case: Case, compared: Compared) -> None:
                     counter[name] += count - old.get(name, 0)
 
 
-def fuzz(
+def run_fuzz(
     count: int,
     seed: int = 0,
     *,
@@ -143,7 +152,9 @@ def fuzz(
     if running is not None:
         running.unlink(missing_ok=True)
     if failure is not None and save is not None:
-        (save / f"seed_{seed}_case_{report.cases}.py").write_text(failure.script())
+        script = save / f"seed_{seed}_case_{report.cases}.py"
+        script.write_text(failure.script())
+        failure = replace(failure, path=script)
     return report, failure
 
 
@@ -197,8 +208,8 @@ def _without_needless_steps(difference: Difference, seed: int) -> Failure:
 
 
 def check_all(count: int, seed: int = 0, **options: Any) -> Report:
-    """As ``fuzz``; a difference is raised with its script."""
-    report, failure = fuzz(count, seed, **options)
+    """As ``run_fuzz``; a difference is raised with its script."""
+    report, failure = run_fuzz(count, seed, **options)
     if failure is not None:
         raise AssertionError(f"{failure.text}\n\n{failure.script()}")
     return report

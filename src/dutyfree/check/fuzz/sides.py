@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ Happened = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _numbers = itertools.count()
+_FRAMES = re.compile(r"Traceback of forward call that caused the error:.*|\nAt:\n(  [^\n]*\n)*", re.DOTALL)
 
 
 class FuzzSide(Side):
@@ -56,6 +58,10 @@ class FuzzSide(Side):
         self.value: Any = None
         self.counts: list[Any] = []
         self.depth = 0
+
+    def text(self, value: object) -> str:
+        """As of any side, without the Python frames that some errors list: a fast call has fewer, as it should."""
+        return _FRAMES.sub("", super().text(value))
 
     # What the source of a case calls.
 
@@ -142,7 +148,7 @@ class FuzzSide(Side):
 
         The old object is not called after that: the reference's reads freed memory then.
         """
-        self.replaced.append(self.op)  # it may not be collected while a case runs: that would be a difference by chance
+        self.replaced.append(self.op)  # collected at the end of the case, not at a moment of chance
         define(self)
 
     # What runs a case.
@@ -171,7 +177,7 @@ class FuzzSide(Side):
         """Run one step; what happened in it."""
         self.begin()
         with contextlib.ExitStack() as restored, warned_as() as caught:
-            # A body may leave the grad mode changed, and PyTorch some dispatch keys (after an error below a dispatch mode).
+            # A body may leave the grad mode changed, and PyTorch some dispatch keys, after an error below a mode.
             restored.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             restored.enter_context(
                 torch._C._ForceDispatchKeyGuard(
@@ -183,11 +189,7 @@ class FuzzSide(Side):
             except Exception as error:
                 self.happened["step raised"] = (type(error).__name__, self.text(error))
         self.happened["events"] = self.events
-        self.happened["warned"] = [
-            # Anomaly mode's text goes on with the Python frames of the forward call; fewer of them are the point.
-            (warning.category.__name__, self.text(warning.message).partition("Traceback of forward call")[0])
-            for warning in caught
-        ]
+        self.happened["warned"] = [(warning.category.__name__, self.text(warning.message)) for warning in caught]
         self.value, self.inputs = None, []
         return self.happened
 
@@ -267,7 +269,7 @@ def both_sides(
 def compare(define: Define, steps: list[Step]) -> Iterator[Compared]:
     """Define the operator and take the steps, each on both sides. Number -1 is the definition."""
     # This one goes past Python's warnings, straight to the terminal.
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     with both_sides() as sides:
         for number, step in enumerate([define, *steps], start=-1):
             reference, fast = (side.run(step) for side in sides)

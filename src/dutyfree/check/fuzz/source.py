@@ -92,7 +92,7 @@ REGISTERED = {
     "vmap": LATER["vmap"].replace("side.op.", "op."),
     "autocast": LATER["autocast"].replace("side.op", "op"),
     "kernel": "op.register_kernel('cpu', side.recorded(side.other))",
-    "torch dispatch": "op.register_torch_dispatch(Wrapper, lambda cls, func, types, args, kwargs: func(*unwrapped(args)))",
+    "torch dispatch": "op.register_torch_dispatch(Wrapper, lambda cls, func, types, args, kwargs: torch.ones(6))",
 }
 
 

@@ -35,7 +35,7 @@ def through(transform: str, target: Callable[..., Any], args: tuple[Any, ...], k
     if transform in ("grad", "jacrev", "jacfwd"):
         return getattr(torch.func, transform)(scalar)(*leaves)
     if transform == "vjp":
-        value, backward = torch.func.vjp(scalar, *leaves)
+        value, backward, *_ = torch.func.vjp(scalar, *leaves)
         return value, backward(torch.ones_like(value))
     if transform == "jvp":
         return torch.func.jvp(function, tuple(leaves), tuple(map(torch.ones_like, leaves)))
