@@ -69,18 +69,18 @@ def dual(tensor: Tensor) -> Tensor:
     """``tensor`` with a tangent where a forward-mode level is active, else as it is."""
     if forward_ad._current_level < 0:
         return tensor
-    return forward_ad.make_dual(tensor, torch.ones_like(tensor))
+    return forward_ad.make_dual(tensor, torch.ones_like(tensor))  # type: ignore[no-any-return]
 
 
 def nested(*rows: Tensor, layout: torch.layout = torch.strided) -> Tensor:
-    return torch.nested.nested_tensor(list(rows), layout=layout)  # type: ignore[no-any-return]
+    return torch.nested.nested_tensor(list(rows), layout=layout)
 
 
 class DispatchLog(TorchDispatchMode):
     """Writes down every operator that reaches a dispatch mode."""
 
     def __init__(self, side: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.side = side
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -206,7 +206,3 @@ class ListSubclass(list[Any]):
 
 class Text(str):
     """A str of a type of its own."""
-
-
-# What a body may close over although it is no argument: gradients must not reach it.
-CAPTURED = torch.nn.Parameter(torch.tensor(2.0))

@@ -58,6 +58,8 @@ class FuzzSide(Side):
         self.value: Any = None
         self.counts: list[Any] = []
         self.depth = 0
+        # What a body may close over although it is no argument: gradients must not reach it.
+        self.captured = torch.nn.Parameter(torch.tensor(2.0))
 
     def text(self, value: object) -> str:
         """As of any side, without the Python frames that some errors list: a fast call has fewer, as it should."""

@@ -35,7 +35,7 @@ class Case:
         return names["define"], names["STEPS"]
 
 
-_KIT = ["CAPTURED", *(name for name, value in vars(kit).items() if getattr(value, "__module__", "") == kit.__name__)]
+_KIT = [name for name, value in vars(kit).items() if getattr(value, "__module__", "") == kit.__name__]
 _KIT_NAMES = re.compile(rf"\b({'|'.join(_KIT)})\b")
 _OTHER_IMPORTS = {
     "warnings": "import warnings",
