@@ -42,7 +42,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "conj": ("torch.tensor([1 + 2j, 3j]).conj()",),
     "neg": ("torch._neg_view(torch.ones(3))", "torch.tensor([1 + 2j, 3j]).conj().imag"),
     "zero tensor": ("torch._efficientzerotensor((3,))",),
-    "sparse": ("torch.ones(2, 2).to_sparse()", "torch.ones(2, 2).to_sparse_csr()"),
+    "sparse": ("torch.ones(2, 2).to_sparse()", "torch.ones(2, 2).to_sparse(1)"),
     "mkldnn": ("torch.ones(2, 2).to_mkldnn()",),
     "quantized": ("torch.quantize_per_tensor(torch.ones(3), 0.1, 10, torch.quint8)",),
     "nested": ("nested(torch.ones(2), torch.ones(3))", "nested(torch.ones(2), torch.ones(3), layout=torch.jagged)"),
@@ -205,7 +205,7 @@ LATER = {
     "redefinition": "side.redefine(define)",
 }
 ONE_LATER = weighted(*((1, name) for name in LATER))
-MOODS = weighted((9, "ordinary"), (6, "gradient"), (4, "special"), (4, "nearly"), (3, "wrong"))
+MOODS = weighted((10, "ordinary"), (6, "gradient"), (4, "special"), (3, "nearly"), (3, "wrong"))
 SPELLINGS = weighted((2, "object"), (1, "packet"), (1, "overload"))
 ONE_TRANSFORM = weighted(*((1, name) for name in TRANSFORMS))
 BACKWARD = weighted((3, "once"), (1, "create graph"), (1, "twice"), (1, "retained"), (1, "accumulate"))
@@ -295,7 +295,7 @@ def drawn_call(draw: Draw, operator: Operator) -> Call:
     spelling = draw(SPELLINGS)
     states: tuple[str, ...] = ()
     if draw.rarely(3):
-        states = (draw(ONE_STATE), *([draw(ONE_STATE)] if draw.rarely(3) else []))
+        states = tuple(dict.fromkeys([draw(ONE_STATE), *([draw(ONE_STATE)] if draw.rarely(3) else [])]))
     transform = draw(ONE_TRANSFORM) if draw.rarely(12) else ""
     threaded = draw.rarely(20)
     backward = draw(BACKWARD) if mood == "gradient" or draw.rarely(6) else ""
@@ -385,7 +385,9 @@ def redefinition_is_safe(steps: list[Call | Later]) -> bool:
 def drawn_steps(draw: Draw, operator: Operator, count: int) -> tuple[Call | Later, ...]:
     steps: list[Call | Later] = []
     for _ in range(count):
-        if steps and draw.rarely(20):
+        if 0 < len(steps) < 4 and redefinition_is_safe(steps) and draw.rarely(20):
+            steps.append(Later("redefinition"))
+        elif steps and draw.rarely(20):
             later = Later(draw(ONE_LATER))
             if later.what != "redefinition" or redefinition_is_safe(steps):
                 steps.append(later)

@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
     "MemoryFormat?": Kind(None, (NONE,)),
     "complex": Kind(None),
 }
-NAMES = ("x", "y", "xs", "n", "scale", "mode", "weight", "flag", "self", "input", "out", "dtype")
+NAMES = ("x", "y", "xs", "n", "scale", "mode", "weight", "flag", "other", "input", "out", "dtype")
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,9 @@ TENSOR_KINDS = weighted(
     (10, "Tensor"), (3, "Tensor?"), (4, "Tensor[]"), (2, "Tensor?[]"), (1, "Tensor[]?"), (1, "Tensor[2]")
 )
 OTHER_KINDS = tuple(kind for kind in KINDS if not kind.startswith("Tensor"))
-DEVICE_TYPES = weighted((10, None), (4, "'cpu'"), (1, "['cpu', 'cuda']"), (1, "'cuda'"), (1, "'meta'"), (1, "['cpu']"))
+DEVICE_TYPES = weighted(
+    (20, None), (9, "'cpu'"), (3, "['cpu', 'cuda']"), (1, "'cuda'"), (1, "['meta', 'cpu']"), (1, "['cpu']")
+)
 MUTATES_FORMS = weighted((4, "set"), (2, "tuple"), (2, "list"), (1, "dict"))
 OPERATOR_STYLES = weighted((20, "plain"), (2, "inplace"), (2, "out"), (1, "view"), (1, "returns its argument"))
 EXTRA_TAGS = weighted(
@@ -340,6 +342,10 @@ def drawn_operator(draw: Draw) -> Operator:
         aliases = (parameters[0].alias,)
     elif style == "out" and with_schema:
         aliases = tuple(parameter.alias for parameter in parameters if parameter.mutated)
+    # PyTorch refuses device types without a tensor or a device to tell them by, and formulas for what mutates. Both are
+    # tried now and then.
+    servable = any(parameter.is_tensors or parameter.kind == "Device" for parameter in parameters)
+    mutating = any(parameter.mutated for parameter in parameters)
     return Operator(
         parameters=parameters,
         results=results,
@@ -347,8 +353,8 @@ def drawn_operator(draw: Draw) -> Operator:
         schema=with_schema,
         mutates_args=mutates_args,
         tags=tags,
-        device_types=draw(DEVICE_TYPES),
-        formula=draw(FORMULAS),
+        device_types=draw(DEVICE_TYPES) if servable or draw.rarely(20) else None,
+        formula=draw(FORMULAS) if not mutating or draw.rarely(12) else "none",
         registrations=tuple(name for name in REGISTRATIONS if draw.rarely(6 if name != "fake" else 3)),
         result_aliases=aliases,
     )
@@ -370,6 +376,8 @@ def drawn_parameters(draw: Draw, style: str, with_schema: bool) -> tuple[Paramet
         parameters.append(Parameter("x", "Tensor"))
     for index in range(len(parameters), max(count, len(parameters))):
         kind = draw(TENSOR_KINDS) if not draw.rarely(2) else draw(OTHER_KINDS)
+        if style == "view" and kind.startswith("SymInt") and not draw.rarely(12):
+            kind = "int"  # PyTorch refuses views with SymInt
         if KINDS[kind].annotation is None and not with_schema:
             kind = "Tensor" if kind.startswith("Tensor") else "SymInt"
         default = None
@@ -445,7 +453,7 @@ def drawn_body(draw: Draw, style: str, parameters: tuple[Parameter, ...], result
         if mutated and not draw.rarely(3):
             deed = "MUTATE"
     values = []
-    wrong = draw.rarely(4)
+    wrong = draw.rarely(5)
     for kind in results:
         good = RESULTS[kind].values
         values.append(good[draw.below(len(good))])

@@ -4,7 +4,6 @@ import gc
 import itertools
 import logging
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,9 +64,6 @@ def drawn_case(draw: Draw) -> Case:
 def warm_up() -> None:
     """Let PyTorch do first what it does once a process: imports with their warnings, caches."""
     x = torch.ones(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.ones(2, 2).to_sparse_csr()
     # They report, past Python's warnings, what the generated cases do on purpose.
     for name in ("torch._library.custom_ops", "torch._subclasses.fake_tensor"):
         logging.getLogger(name).disabled = True
@@ -119,6 +115,7 @@ def run_fuzz(
     *,
     seconds: float | None = None,
     save: Path | None = None,
+    shrink: bool = True,
     progress: Callable[[Report], None] = lambda report: None,
 ) -> tuple[Report, Failure | None]:
     """Compare ``count`` cases, or as many as there are seconds for; stops at the first difference.
@@ -129,6 +126,7 @@ def run_fuzz(
         seconds: Start nothing new after this time.
         save: A folder for the script of a difference. What runs is written there as ``running.py`` before it runs, so
             that a crash of the process leaves its script behind.
+        shrink: Make the case of a difference small, which takes up to a minute or two.
         progress: Called now and then.
     """
     warm_up()
@@ -143,7 +141,7 @@ def run_fuzz(
         left = count - report.cases
         if left <= 0 or (seconds is not None and time.monotonic() - started > seconds):
             break
-        failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running)
+        failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running, shrink)
         report.seconds = time.monotonic() - started
         gc.collect()
         progress(report)
@@ -158,7 +156,9 @@ def run_fuzz(
     return report, failure
 
 
-def _run_batch(report: Report, seed: int, batch: int, examples: int, running: Path | None) -> Failure | None:
+def _run_batch(
+    report: Report, seed: int, batch: int, examples: int, running: Path | None, shrink: bool
+) -> Failure | None:
     found: list[Difference] = []
 
     @hypothesis.seed(f"{seed} {batch}")
@@ -166,7 +166,7 @@ def _run_batch(report: Report, seed: int, batch: int, examples: int, running: Pa
         max_examples=examples,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         report_multiple_bugs=False,
         print_blob=False,
         # A case is a whole operator with up to 28 calls: large, and slow beside what Hypothesis expects.

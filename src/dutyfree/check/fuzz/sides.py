@@ -255,12 +255,13 @@ class Compared:
 
 
 @contextlib.contextmanager
-def both_sides(
-    reference: Callable[..., Any] = torch.library.custom_op, fast: Callable[..., Any] = dutyfree.fast_custom_op
-) -> Iterator[tuple[FuzzSide, FuzzSide]]:
+def both_sides() -> Iterator[tuple[FuzzSide, FuzzSide]]:
     """A side for custom_op and one for fast_custom_op, in namespaces of equal length that nothing else uses."""
     number = next(_numbers)
-    sides = FuzzSide(f"fuzz_ref_{number:08}", reference), FuzzSide(f"fuzz_our_{number:08}", fast)
+    sides = (
+        FuzzSide(f"fuzz_ref_{number:08}", torch.library.custom_op),
+        FuzzSide(f"fuzz_our_{number:08}", dutyfree.fast_custom_op),
+    )
     try:
         yield sides
     finally:

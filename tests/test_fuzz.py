@@ -1,0 +1,151 @@
+"""The differential fuzzer: it passes, it covers what it says it covers, and it finds faults."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dutyfree
+from dutyfree.check.fuzz import calls, operators, states, transforms
+from dutyfree.check.fuzz.calls import Call, Later
+from dutyfree.check.fuzz.differences import RULES
+from dutyfree.check.fuzz.operators import Body, Operator, Parameter
+from dutyfree.check.fuzz.report import Report
+from dutyfree.check.fuzz.run import Difference, check_case, run_fuzz
+from dutyfree.check.fuzz.source import Case
+from dutyfree.cli import app
+from seeded_faults import FAULTS, version_is_not_bumped
+
+ONE_TENSOR = Operator((Parameter("x", "Tensor"),), ("Tensor",), Body(values=("first.clone()",)))
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    report, failure = run_fuzz(4000, seed=3)
+    assert failure is None, f"{failure.text}\n\n{failure.script()}"
+    return report
+
+
+def test_a_short_run_finds_no_difference(report: Report) -> None:
+    assert report.cases >= 4000
+    assert len(report.definitions) > 100
+    assert report.raised < 0.6 * report.calls, "most calls should do something"
+
+
+def test_a_good_part_of_the_calls_takes_the_direct_path(report: Report) -> None:
+    assert report.share("direct") >= 0.25
+
+
+def test_every_kind_of_argument_and_every_state_occurs(report: Report) -> None:
+    expected = {
+        "tensor": set(calls.TENSORS),
+        "type": set(operators.KINDS),
+        "state": {*states.STATES, "none", "another thread"},
+        "transform": set(transforms.TRANSFORMS),
+        "mood": set(calls.MOODS),
+        "spelling": {"object", "packet", "overload"},
+        "backward": set(calls.BACKWARD),
+        "wrong": {"too many", "missing", "unknown keyword", "repeated", "wrong type"},
+    }
+    missing = {name: kinds - set(report.group(name)) for name, kinds in expected.items()}
+    assert not any(missing.values()), missing
+
+
+def test_every_reason_for_leaving_the_direct_path_occurs(report: Report) -> None:
+    from dutyfree.explain import _SENTENCES
+
+    # A gradient may be recorded on a path of its own, and an operator that is switched off is none of the fuzzer's.
+    optional = {"", "disabled", "requires-grad"}
+    assert set(_SENTENCES) - optional <= set(report.reasons)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dutyfree, "fast_custom_op", fault)
+    _, failure = run_fuzz(2000, seed=0, shrink=False)
+    assert failure is not None
+
+
+def test_a_difference_is_shrunk_and_its_script_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dutyfree, "fast_custom_op", version_is_not_bumped)
+    _, failure = run_fuzz(500, seed=0, save=tmp_path)
+    assert failure is not None
+    assert failure.path is not None
+    assert list(tmp_path.iterdir()) == [failure.path]
+    assert len(failure.case.steps) == 1
+    assert "['version']" in failure.text
+    assert run_script(failure.path) == (0, "No difference.\n")
+    status, output = run_script(failure.path, fault="version_is_not_bumped")
+    assert status == 1
+    assert failure.text.splitlines()[1] in output
+
+
+def run_script(path: Path, fault: str = "") -> tuple[int, str]:
+    """A saved script's exit status and output, in a process of its own; there, ``fault`` is put in too."""
+    source = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    if fault:
+        source = f"import dutyfree, seeded_faults; dutyfree.fast_custom_op = seeded_faults.{fault}; {source}"
+    finished = subprocess.run(
+        [sys.executable, "-c", source], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return finished.returncode, finished.stdout + finished.stderr
+
+
+def test_the_same_seed_makes_the_same_cases() -> None:
+    first, second, other = (run_fuzz(150, seed)[0] for seed in (5, 5, 6))
+    assert first.labels == second.labels
+    assert first.labels != other.labels
+
+
+def test_what_is_no_difference_of_a_documented_kind_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dutyfree, "fast_custom_op", version_is_not_bumped)
+    mutating = Operator(
+        (Parameter("x", "Tensor", mutated=True, alias="a0!"),), (), Body(deed="MUTATE"), mutates_args="{'x'}"
+    )
+    with pytest.raises(Difference, match="version"):
+        check_case(Case(mutating, (Call("object", ("torch.ones(2)",), ("t0",)),)), Report())
+
+
+def test_a_documented_difference_is_counted_under_its_rule() -> None:
+    operator = Operator((Parameter("self", "Tensor"),), ("Tensor",), Body(values=("first.clone()",)))
+    report = Report()
+    check_case(Case(operator, (Call("object", ("torch.ones(2)",), (), (("self", "t0"),)),)), report)
+    assert report.documented == {"argument_named_self": 1}
+
+
+def test_every_rule_points_to_a_line_of_differences_md() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "differences.md").read_text()
+    for rule in RULES:
+        assert rule.__doc__ is not None
+        assert rule.__doc__.partition(":")[0] in page, rule.__name__
+
+
+@pytest.mark.parametrize("what", calls.LATER)
+def test_every_later_registration_can_be_made_between_two_calls(what: str) -> None:
+    call = Call("object", ("torch.ones(2)",), ("t0",))
+    check_case(Case(ONE_TENSOR, (call, Later(what), call)), Report())
+
+
+def test_operators_are_gone_when_a_case_is_over() -> None:
+    before = set(vars(torch.ops))
+    check_case(Case(ONE_TENSOR, (Call("packet", ("torch.ones(2)",), ("t0",)),)), Report())
+    assert set(vars(torch.ops)) == before
+    assert not [name for name in dutyfree.stats() if name.startswith("fuzz_our_")]
+
+
+def test_the_command_reports_and_keeps_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["check", "--fuzz", "--cases", "100", "--seed", "2", "--save", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "cases compared" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_what_can_be_checked() -> None:
+    result = CliRunner().invoke(app, ["check"])
+    assert result.exit_code == 2
+    assert "--fuzz" in result.output
