@@ -30,7 +30,7 @@ Rule = Callable[[Observed], bool]
 
 
 def plain_name_as_mutates_args(observed: Observed) -> bool:
-    """``mutates_args="x"``: ValueError in the reference, the argument ``x`` here."""
+    """`mutates_args="x"`: ValueError in the reference, the argument ``x`` here."""
     raised = observed.compared.reference.get("step raised", ("", ""))
     return (
         observed.step is None
@@ -43,7 +43,7 @@ def plain_name_as_mutates_args(observed: Observed) -> bool:
 
 
 def argument_named_self(observed: Observed) -> bool:
-    """An argument named ``self``, given by keyword to the object: TypeError from Python in the reference."""
+    """An argument named `self`, given by keyword to the object: TypeError from Python in the reference."""
     raised = observed.compared.reference.get("raised") or ("", "")
     return (
         isinstance(observed.step, Call)
@@ -55,7 +55,7 @@ def argument_named_self(observed: Observed) -> bool:
 
 
 def differentiating_transform_with_a_formula(observed: Observed) -> bool:
-    """``torch.func.grad``, ``vjp``, ``jacrev`` over an operator with a formula: the reference raises."""
+    """`torch.func.grad`, `vjp`, `jacrev` over an operator with a formula: the reference raises."""
     raised = observed.compared.reference.get("raised") or ("", "")
     return (
         isinstance(observed.step, Call)

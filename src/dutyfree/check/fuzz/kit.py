@@ -84,7 +84,9 @@ class DispatchLog(TorchDispatchMode):
         self.side = side
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.side.saw("dispatch mode", str(func), args, kwargs or {})
+        # Of PyTorch's own operators only the names: their arguments may be memory that nothing was written to yet.
+        given = (args, kwargs or {}) if func.namespace == self.side.namespace else ()
+        self.side.saw("dispatch mode", str(func), *given)
         return func(*args, **(kwargs or {}))
 
 

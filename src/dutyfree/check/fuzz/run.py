@@ -143,10 +143,13 @@ def run_fuzz(
             break
         failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running, shrink)
         report.seconds = time.monotonic() - started
+        # What PyTorch holds on to of the operators that are gone need not be searched again and again.
         gc.collect()
+        gc.freeze()
         progress(report)
         if failure is not None:
             break
+    gc.unfreeze()
     if running is not None:
         running.unlink(missing_ok=True)
     if failure is not None and save is not None:
