@@ -222,8 +222,8 @@ class _Drawing:
         self.tensors: list[str] = []
         self.labels: list[str] = [f"mood: {mood}"]
 
-    def tensor(self) -> str:
-        kind = self.draw(self.pool)
+    def tensor(self, kind: str = "") -> str:
+        kind = kind or self.draw(self.pool)
         if kind == "shared" and not self.tensors:
             kind = "plain"
         text = self.draw(TENSORS[kind])
@@ -333,6 +333,8 @@ def _argument(drawing: _Drawing, parameter: Parameter) -> str | None:
         if choice == 2:
             drawing.labels.append("value: the default")
             return parameter.default[1]
+    if parameter.mutated and parameter.kind == "Tensor" and draw.rarely(12):
+        return drawing.tensor("inference")  # it may not be written to, which few of the others would show
     return drawing.value(parameter.kind)
 
 

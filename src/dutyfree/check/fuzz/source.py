@@ -6,7 +6,7 @@ from typing import Any
 
 from dutyfree.check.fuzz import kit
 from dutyfree.check.fuzz.calls import LATER, Call, Later
-from dutyfree.check.fuzz.operators import Operator
+from dutyfree.check.fuzz.operators import RESULTS, Operator
 from dutyfree.check.fuzz.sides import Define, Step
 from dutyfree.check.fuzz.states import STATES
 
@@ -135,8 +135,6 @@ def _other_result(operator: Operator) -> str:
         if mutated[0].keyword_only:
             return ", ".join(f"kwargs[{p.name!r}]" for p in mutated)
         return "first"
-    from dutyfree.check.fuzz.operators import RESULTS
-
     values = [RESULTS[kind].values[0].replace("first.clone()", "first * 5") for kind in operator.results]
     return ", ".join(values) if values else "None"
 
