@@ -1,6 +1,7 @@
 """Runs the fuzzer: Hypothesis draws cases, every step is compared, a difference is shrunk and saved as a script."""
 
 import gc
+import importlib
 import itertools
 import logging
 import time
@@ -67,6 +68,8 @@ def warm_up() -> None:
     # They report, past Python's warnings, what the generated cases do on purpose.
     for name in ("torch._library.custom_ops", "torch._subclasses.fake_tensor"):
         logging.getLogger(name).disabled = True
+    torch.nested.nested_tensor([x, torch.ones(3)], layout=torch.jagged)
+    importlib.import_module("torch._decomp.decompositions_for_jvp")
     torch.func.jvp(torch.sin, (x,), (x,))
     torch.func.jacfwd(torch.sin)(x)
     with FlopCounterMode(display=False), torch.autograd.profiler.profile(use_kineto=False), enable_python_dispatcher():
