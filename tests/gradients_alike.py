@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import dutyfree
-from parity import Pair, Side, counted, ways_between
+from parity import Pair, Side, counted, pair_of, ways_between
 
 
 def needing_grad(*shape: int) -> Tensor:
@@ -50,6 +50,13 @@ def alike(pair: Pair, run: Callable[[Side], Any], *, paths: set[str] | None = No
     return actual
 
 
+def done_alike(pair: Pair, run: Callable[[Side], Any]) -> Any:
+    """As ``alike``, whichever path the calls take."""
+    expected, actual = (done(run, side) for side in pair.sides())
+    assert actual == expected, f"\n{expected}, but with dutyfree\n{actual}"
+    return actual
+
+
 def raised(outcome: Any) -> str:
     """The text of the error that ``alike`` returned."""
     assert outcome[0] == "raised", outcome
@@ -59,3 +66,104 @@ def raised(outcome: Any) -> str:
 def records(pair: Pair, *args: Any, **kwargs: Any) -> bool:
     """Whether the call would take the AUTOGRAD path."""
     return dutyfree.explain(pair.fast.op, *args, **kwargs).path == "autograd"
+
+
+def exponential(x: Tensor) -> Tensor:
+    return x.exp()
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def products(x: Tensor, others: list[Tensor]) -> list[Tensor]:
+    return [x * other for other in others]
+
+
+def product(x: Tensor, y: Tensor, scale: float = 2.0) -> Tensor:
+    return x * y * scale
+
+
+def three(x: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    return x * 2, (x > 1).long(), x * count
+
+
+def with_formula(
+    body: Callable[..., Any],
+    backward: Callable[..., Any],
+    setup_context: Callable[..., Any] | None = None,
+    *,
+    record: bool = False,
+) -> Pair:
+    pair = pair_of(body, record=record)
+    pair.each(lambda op: op.register_autograd(backward, setup_context=setup_context))
+    return pair
+
+
+def save_factors(ctx: Any, inputs: Any, output: Any) -> None:
+    x, y, scale = inputs
+    ctx.save_for_backward(x, y)
+    ctx.scale = scale
+
+
+def through_factors(ctx: Any, grad: Tensor) -> Any:
+    x, y = ctx.saved_tensors
+    return grad * y * ctx.scale, grad * x * ctx.scale, None
+
+
+def with_factors(*, record: bool = False) -> Pair:
+    return with_formula(product, through_factors, save_factors, record=record)
+
+
+def with_product() -> Pair:
+    pair = with_factors()
+    pair.each(lambda op: op.register_fake(lambda x, y, scale=2.0: torch.empty_like(x)))
+    return pair
+
+
+def with_products() -> Pair:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], *inputs[1])
+
+    def backward(ctx: Any, grads: Any) -> Any:
+        x, *others = ctx.saved_tensors
+        return sum(g * o for g, o in zip(grads, others, strict=True)), [g * x for g in grads]
+
+    pair = with_formula(products, backward, setup_context)
+    pair.each(lambda op: op.register_fake(lambda x, others: [torch.empty_like(x) for _ in others]))
+    return pair
+
+
+def with_exponential() -> Pair:
+    """Its formula uses the result, which is recorded only where it's an output of the same level's node."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.saved_tensors[0]
+
+    return with_formula(exponential, backward, setup_context)
+
+
+def gradient_of(side: Side, *rest: Any, **keywords: Any) -> Any:
+    x = needing_grad()
+    result = side.op(x, *rest, **keywords)
+    results = result if isinstance(result, (list, tuple)) else [result]
+    sum(r.sum() for r in results if isinstance(r, Tensor) and r.requires_grad).backward()
+    return result, x.grad
+
+
+def step(side: Side) -> Any:
+    """Forward and backward of a pair of ``with_product``."""
+    x, y = needing_grad(), needing_grad()
+    side.op(x, y, 3.0).sin().sum().backward()
+    return x.grad, y.grad
+
+
+def steps(side: Side) -> Any:
+    """The same for ``with_products``."""
+    x, y = needing_grad(), needing_grad()
+    results = side.op(x, [y, x, torch.ones(2)])
+    (results[0].sum() + results[1].sin().sum()).backward()
+    return x.grad, y.grad

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradients_alike import alike, needing_grad, plain, raised, records
+from gradients_alike import alike, needing_grad, plain, raised, records, with_formula
 from parity import Pair, Side, call, check, pair_of
 
 
@@ -30,14 +30,6 @@ def listed(x: Tensor, count: int) -> list[Tensor]:
 
 def grouped(first: list[Tensor], x: Tensor, second: list[Tensor]) -> tuple[list[Tensor], Tensor, list[Tensor], int]:
     return [t * 2 for t in first], x * 3, [(t > 1).long() for t in second], 4
-
-
-def with_formula(
-    body: Callable[..., Any], backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
-) -> Pair:
-    pair = pair_of(body, record=False)
-    pair.each(lambda op: op.register_autograd(backward, setup_context=setup_context))
-    return pair
 
 
 def total_with_formula() -> Pair:
