@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import dutyfree
-from parity import Pair, Side, counted, pair_of, values_of, ways_between
+from dutyfree.check.outcome import values_of
+from parity import Pair, Side, counted, pair_of, ways_between
 
 
 def needing_grad(*shape: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
+from dutyfree.check.outcome import warned_as
 from gradients_alike import (
     alike,
     gradient_of,
@@ -23,7 +24,7 @@ from gradients_alike import (
     with_factors,
     with_formula,
 )
-from parity import Side, call, check, pair_of, warned_as
+from parity import Side, call, check, pair_of
 
 # Backward
 
