@@ -42,6 +42,57 @@ def same(pair: Pair, *args: Any, **kwargs: Any) -> Outcome:
     return check(pair, lambda: call(*args, **kwargs), reason=None)
 
 
+def gradient_seen(body: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """What setup_context and backward are shown, for both operators."""
+    pair = pair_of(body)
+    seen: dict[str, list[Any]] = {}
+    for side in pair.sides():
+        events = seen.setdefault(side.namespace, [])
+
+        def setup_context(ctx: Any, inputs: Any, output: Any, events: list[Any] = events) -> None:
+            with torch.enable_grad():
+                below = not (torch.ones(1, requires_grad=True) * 2).requires_grad
+            events.append((str(inputs), below))
+
+        def backward(ctx: Any, grad: Tensor, events: list[Any] = events, count: int = len(args)) -> Any:
+            events.append(ctx.needs_input_grad)
+            return (None,) * count if count > 1 else None
+
+        side.op.register_autograd(backward, setup_context=setup_context)
+        side.op(*args, **kwargs).sum().backward()
+    reference, fast = seen.values()
+    assert reference == fast
+
+
+def clears_its_list(x: Tensor, numbers: list[int]) -> Tensor:
+    numbers.clear()
+    return x.clone()
+
+
+def with_dtype(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    return x.clone()
+
+
+@spoiled_by("context-list-shared")
+def setup_context_sees_the_list_as_it_was() -> None:
+    gradient_seen(clears_its_list, torch.ones(2, requires_grad=True), [1, 2])
+
+
+@spoiled_by("context-default-converted")
+def setup_context_sees_the_schema_s_default() -> None:
+    gradient_seen(with_dtype, torch.ones(2, requires_grad=True))
+
+
+@spoiled_by("context-not-below-autograd")
+def setup_context_records_no_gradient() -> None:
+    gradient_seen(clone, torch.ones(2, requires_grad=True))
+
+
+@spoiled_by("needs-input-grad-whole")
+def backward_sees_one_flag_an_input() -> None:
+    gradient_seen(clone, torch.ones(2, requires_grad=True))
+
+
 @spoiled_by("included-key-ignored")
 def a_trace_shows_the_operator() -> None:
     op = pair_of(clone).fast.op

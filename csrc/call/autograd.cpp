@@ -4,10 +4,14 @@
 
 #include "call/direct.h"
 #include "call/node_call.h"
+#include "observe/seeded_fault.h"
 #include "torch_compat/conversion.h"
 
 namespace dutyfree::call {
 namespace {
+
+using observe::Fault;
+using observe::seeded;
 
 // Interned, owned for the life of the process; so are the tuples of names.
 PyObject* setup_context_name = nullptr;
@@ -16,16 +20,24 @@ PyObject* context_all_keywords = nullptr;
 
 // A list belongs to the body that gets it, so whoever else needs it gets a copy.
 PyObject* new_reference_or_copy(PyObject* value) {
-  return PyList_CheckExact(value) ? PyList_GetSlice(value, 0, PyList_GET_SIZE(value)) : Py_NewRef(value);
+  return PyList_CheckExact(value) && !seeded(Fault::ContextListShared)
+             ? PyList_GetSlice(value, 0, PyList_GET_SIZE(value))
+             : Py_NewRef(value);
+}
+
+// A default as setup_context sees it.
+PyObject* default_for_context(const Slot& slot) {
+  return new_reference_or_copy(seeded(Fault::ContextDefaultConverted) ? slot.default_value.get()
+                                                                      : slot.schema_default.get());
 }
 
 PyRef keyword_inputs(const RunningCall& call) {
   const Signature& signature = call.op.signature();
   PyRef dict = PyRef::steal(PyDict_New());
   for (std::size_t slot = signature.positional_count(); dict && slot < signature.slots().size(); ++slot) {
-    const PyRef value = PyRef::steal(new_reference_or_copy(call.arguments.passes_keyword(signature, slot)
-                                                               ? call.arguments.value(slot)
-                                                               : signature.slots()[slot].schema_default.get()));
+    const PyRef value =
+        PyRef::steal(call.arguments.passes_keyword(signature, slot) ? new_reference_or_copy(call.arguments.value(slot))
+                                                                    : default_for_context(signature.slots()[slot]));
     if (!value || PyDict_SetItem(dict.get(), signature.slots()[slot].name.get(), value.get()) < 0) {
       return {};
     }
@@ -108,8 +120,7 @@ PyRef context_inputs(const RunningCall& call, const NodeCall& node, PyObject* co
   }
   PyRef inputs = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t index = 0; inputs && index < count; ++index) {
-    PyObject* value =
-        index < passed ? Py_NewRef(given[index]) : new_reference_or_copy(slots[index].schema_default.get());
+    PyObject* value = index < passed ? Py_NewRef(given[index]) : default_for_context(slots[index]);
     if (value == nullptr) {
       return {};
     }
@@ -177,7 +188,7 @@ PyObject* run_forward(PyObject*, PyObject* args) {
   NodeCall& node = *last;
   const RunningCall& call = *node.call;
   PyObject* ctx = PyTuple_GET_ITEM(args, 0);
-  const torch_compat::BelowAutograd guard(call.thread, true);
+  const torch_compat::BelowAutograd guard(call.thread, !seeded(Fault::ContextNotBelowAutograd));
   PyRef result = run_body(call, call.decision.kernels_crossed - 1);
   if (!result || !set_up_context(call, node, ctx, &PyTuple_GET_ITEM(args, 1), result.get())) {
     return nullptr;

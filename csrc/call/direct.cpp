@@ -11,7 +11,8 @@ using observe::Fault;
 using observe::seeded;
 
 PyRef run_function(const RunningCall& call) {
-  const torch_compat::BelowAutograd guard(call.thread, call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
+  const torch_compat::BelowAutograd guard(call.thread,
+                                          call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
   if (torch_compat::frame_evaluator_installed()) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {

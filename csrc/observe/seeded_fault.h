@@ -37,6 +37,11 @@ enum class Fault : std::uint8_t {
   ReturnedArgumentUnchecked,
   TupleKept,
   ResultListShared,
+  // Gradients.
+  ContextListShared,
+  ContextDefaultConverted,
+  ContextNotBelowAutograd,
+  NeedsInputGradWhole,
   // For the sanitizers: no check of values has to find these.
   ListReadPastEnd,
   KernelUnheld,
@@ -44,7 +49,7 @@ enum class Fault : std::uint8_t {
 };
 
 // As DUTYFREE_FAULT spells them.
-inline constexpr std::array<const char*, 24> kFaultNames = {
+inline constexpr std::array<const char*, 28> kFaultNames = {
     "",
     "included-key-ignored",
     "excluded-key-ignored",
@@ -66,6 +71,10 @@ inline constexpr std::array<const char*, 24> kFaultNames = {
     "returned-argument-unchecked",
     "tuple-kept",
     "result-list-shared",
+    "context-list-shared",
+    "context-default-converted",
+    "context-not-below-autograd",
+    "needs-input-grad-whole",
     "list-read-past-end",
     "kernel-unheld",
     "shift-too-far",
