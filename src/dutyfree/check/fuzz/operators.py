@@ -162,7 +162,7 @@ DEEDS = weighted(
     (1, "with torch.enable_grad(): first = first * side.captured"),
     (1, "with torch.no_grad(): first = first * 3"),
     (1, "RECURSE"),
-    (1, "LISTS"),
+    (5, "LISTS"),
     (1, "warnings.warn('from the body')"),
     (1, "first.requires_grad_()"),
     (1, "with torch.inference_mode(): first = first * 3"),
@@ -244,8 +244,8 @@ class Body:
 
 
 FORMULAS = weighted(
-    (12, "none"),
-    (8, "good"),
+    (10, "none"),
+    (12, "good"),
     (1, "no setup_context"),
     (1, "too few gradients"),
     (1, "one gradient"),
@@ -316,7 +316,10 @@ REGISTRATIONS = ("fake", "vmap", "autocast", "kernel", "torch dispatch")
 TENSOR_KINDS = weighted(
     (10, "Tensor"), (3, "Tensor?"), (4, "Tensor[]"), (2, "Tensor?[]"), (1, "Tensor[]?"), (1, "Tensor[2]")
 )
-OTHER_KINDS = tuple(kind for kind in KINDS if not kind.startswith("Tensor"))
+# Dtypes more often: PyTorch shows their defaults as numbers in some places.
+OTHER_KINDS = weighted(
+    *((5 if kind == "ScalarType" else 1, kind) for kind in KINDS if not kind.startswith("Tensor")),
+)
 DEVICE_TYPES = weighted(
     (20, None), (9, "'cpu'"), (3, "['cpu', 'cuda']"), (1, "'cuda'"), (1, "['meta', 'cpu']"), (1, "['cpu']")
 )
