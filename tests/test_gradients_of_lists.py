@@ -475,3 +475,20 @@ def test_nothing_stays_alive_after_a_call_with_lists() -> None:
 
     before = calls(100)
     assert calls(5_000) - before < 20
+
+
+@pytest.mark.parametrize(
+    ("schema", "result"),
+    [
+        ("(Tensor x) -> (Tensor[], Tensor?[])", lambda x: ([x * 2], [None, x * 3])),
+        ("(Tensor x) -> Tensor?[]", lambda x: [x * 2, None]),
+        ("(Tensor x) -> (Tensor[], (Tensor, Tensor))", lambda x: ([x * 2], (x * 3, x * 4))),
+        ("(Tensor x) -> (Tensor[], Any)", lambda x: ([x * 2], [None])),
+        ("(Tensor x) -> (Tensor[], Any)", lambda x: ([x * 2], (x * 3, 1))),
+        ("(Tensor x) -> (Tensor[], int[])", lambda x: ([x * 2], [3, 4])),
+    ],
+)
+def test_results_that_are_no_lists_of_tensors_stay_beside_those_that_are(schema: str, result: Any) -> None:
+    pair = pair_of(result, schema=schema)
+    pair.each(lambda op: op.register_autograd(lambda ctx, *grads: torch.ones(3)))
+    check(pair, lambda: call(torch.ones(3, requires_grad=True)), reason="requires-grad")

@@ -173,7 +173,7 @@ PyObject* flat_result(NodeCall& node, PyObject* ctx, PyRef result) {
   if (PyObject_SetAttr(ctx, metadata_name, reinterpret_cast<PyObject*>(&node)) < 0) {
     return nullptr;
   }
-  return node.outputs.take_apart(result.get(), 0).release();
+  return node.outputs.take_apart(result.get()).release();
 }
 
 // `forward` of an operator's Function: (ctx, *inputs, NodeCall).

@@ -164,7 +164,7 @@ PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssi
   if (!gradients) {
     return nullptr;
   }
-  PyRef flat = made.inputs.take_apart(gradients.get(), 1);
+  PyRef flat = made.inputs.take_gradients_apart(gradients.get(), 1);
   if (!flat && PyErr_Occurred() == nullptr) {
     return refuse_gradients(node, gradients.get());
   }

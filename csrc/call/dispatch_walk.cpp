@@ -112,7 +112,7 @@ void walk(Operator& op,
     const bool refused = op.returns_out() && any_requires_grad(op, arguments);
     if (refused || records_gradient(op, arguments)) {
       decision.reason = Reason::RequiresGrad;
-      if (refused || route.autograd == nullptr) {
+      if (refused || route.autograd == nullptr || op.signature().results_may_nest()) {
         return;
       }
       decision.autograd = route.autograd;

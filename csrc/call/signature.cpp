@@ -96,6 +96,7 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
   }
   for (const c10::Argument& result : schema.returns()) {
     const ValueType type = value_type(result.real_type(), false);
+    signature.results_may_nest_ |= type.kind == ValueKind::Other;
     signature.results_are_plain_ &= !type.list && !type.optional && type.kind != ValueKind::Other;
     signature.results_.push_back(type);
   }

@@ -48,6 +48,8 @@ class Signature {
   const std::vector<std::uint8_t>& mutated_slots() const { return mutated_slots_; }
   // The positional ones of the tensor slots: custom_op records gradients for no others.
   const std::vector<std::uint8_t>& gradient_slots() const { return gradient_slots_; }
+  // Whether results may nest tuples, which PyTorch takes apart as well when it records a gradient.
+  bool results_may_nest() const { return results_may_nest_; }
   // Whether every result is one exact Python object, which no kernel on the way up would replace.
   bool results_are_plain() const { return results_are_plain_; }
   // The first argument or result without a direct path ("argument x: Dict(str, int)"), empty when all have one.
@@ -60,6 +62,7 @@ class Signature {
   std::vector<std::uint8_t> tensor_slots_;
   std::vector<std::uint8_t> mutated_slots_;
   std::vector<std::uint8_t> gradient_slots_;
+  bool results_may_nest_ = false;
   bool results_are_plain_ = true;
   std::string unsupported_;
 };

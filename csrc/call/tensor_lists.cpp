@@ -4,7 +4,9 @@
 
 namespace dutyfree::call {
 
-bool is_tensor_list(PyObject* value, bool none_is_a_tensor) {
+namespace {
+
+bool is_list_of(PyObject* value, bool none_is_a_tensor) {
   if (!PyList_Check(value)) {
     return false;
   }
@@ -16,6 +18,29 @@ bool is_tensor_list(PyObject* value, bool none_is_a_tensor) {
   }
   return true;
 }
+
+// Fills a new tuple from its start.
+class FlatValues {
+ public:
+  explicit FlatValues(Py_ssize_t count) : tuple_(PyRef::steal(PyTuple_New(count))) {}
+
+  explicit operator bool() const { return static_cast<bool>(tuple_); }
+  void put(PyObject* value) { PyTuple_SET_ITEM(tuple_.get(), next_++, Py_NewRef(value)); }
+  void put_items(PyObject* list) {
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(list); ++index) {
+      put(PyList_GET_ITEM(list, index));
+    }
+  }
+  PyRef take() { return std::move(tuple_); }
+
+ private:
+  PyRef tuple_;
+  Py_ssize_t next_ = 0;
+};
+
+}  // namespace
+
+bool is_tensor_list(PyObject* value) { return is_list_of(value, false); }
 
 Py_ssize_t TensorLists::flat_size() const {
   Py_ssize_t count = 0;
@@ -48,37 +73,39 @@ PyRef TensorLists::put_together(PyObject* const* flat) const {
   return values;
 }
 
-PyRef TensorLists::take_apart(PyObject* values, Py_ssize_t extra) const {
-  if (PyTuple_GET_SIZE(values) != static_cast<Py_ssize_t>(sizes_.size())) {
+PyRef TensorLists::take_apart(PyObject* result) const {
+  FlatValues flat(flat_size());
+  for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
+    PyObject* value = PyTuple_GET_ITEM(result, static_cast<Py_ssize_t>(index));
+    sizes_[index] == kValue ? flat.put(value) : flat.put_items(value);
+  }
+  return flat.take();
+}
+
+PyRef TensorLists::take_gradients_apart(PyObject* gradients, Py_ssize_t extra) const {
+  if (PyTuple_GET_SIZE(gradients) != static_cast<Py_ssize_t>(sizes_.size())) {
     return {};
   }
-  const Py_ssize_t count = flat_size();
-  PyRef flat = PyRef::steal(PyTuple_New(count + extra));
-  if (!flat) {
-    return {};
-  }
-  Py_ssize_t next = 0;
-  const auto put = [&](PyObject* value) { PyTuple_SET_ITEM(flat.get(), next++, Py_NewRef(value)); };
-  for (std::size_t index = 0; index < sizes_.size(); ++index) {
-    PyObject* value = PyTuple_GET_ITEM(values, static_cast<Py_ssize_t>(index));
+  FlatValues flat(flat_size() + extra);
+  for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
+    PyObject* value = PyTuple_GET_ITEM(gradients, static_cast<Py_ssize_t>(index));
+    const bool list = is_list_of(value, true);
     if (sizes_[index] == kValue) {
-      if (PyTuple_Check(value) || is_tensor_list(value, true)) {
+      if (list || PyTuple_Check(value)) {
         return {};
       }
-      put(value);
+      flat.put(value);
       continue;
     }
-    if (!PyList_CheckExact(value) || !is_tensor_list(value, true) || PyList_GET_SIZE(value) != sizes_[index]) {
+    if (!list || !PyList_CheckExact(value) || PyList_GET_SIZE(value) != sizes_[index]) {
       return {};
     }
-    for (Py_ssize_t item = 0; item < sizes_[index]; ++item) {
-      put(PyList_GET_ITEM(value, item));
-    }
+    flat.put_items(value);
   }
-  while (next < count + extra) {
-    put(Py_None);
+  for (Py_ssize_t count = 0; flat && count < extra; ++count) {
+    flat.put(Py_None);
   }
-  return flat;
+  return flat.take();
 }
 
 PyRef TensorLists::as_tree_spec() const {

@@ -23,9 +23,11 @@ class TensorLists {
 
   // The values with new lists in their places, as a tuple. `flat` holds flat_size() borrowed values.
   PyRef put_together(PyObject* const* flat) const;
-  // The flat values of `values`, a tuple, and `extra` times None, as a tuple. Null without a Python error where
-  // `values` has another structure. Where this one holds a list, it takes any None in the place of a tensor.
-  PyRef take_apart(PyObject* values, Py_ssize_t extra) const;
+  // The flat values of the tuple `result`, of which this is the structure, as a tuple.
+  PyRef take_apart(PyObject* result) const;
+  // The same for the gradients that a backward function returned and `extra` times None; a gradient may be None. Null
+  // without a Python error where they have another structure.
+  PyRef take_gradients_apart(PyObject* gradients, Py_ssize_t extra) const;
   // The structure as PyTorch would have it, for its own Python code.
   PyRef as_tree_spec() const;
 
@@ -35,7 +37,7 @@ class TensorLists {
   c10::SmallVector<Py_ssize_t, 8> sizes_;  // one for each value: a list's length, or kValue
 };
 
-// Whether PyTorch takes this value apart.
-bool is_tensor_list(PyObject* value, bool none_is_a_tensor = false);
+// Whether PyTorch takes this argument or result apart.
+bool is_tensor_list(PyObject* value);
 
 }  // namespace dutyfree::call
