@@ -124,6 +124,45 @@ def test_threads_call_while_others_register() -> None:
     assert op(torch.ones(2)).item() in (1.0, 2.0)
 
 
+def test_threads_call_while_another_turns_the_kernel_off_and_replaces_the_formula() -> None:
+    op = make()
+    op.register_kernel("cpu", twos)
+    op.register_autograd(lambda ctx, grad: (grad.expand(2), None))
+    stop = threading.Event()
+
+    def caller(number: int) -> Callable[[], None]:
+        spelled = [op, op._opoverload, op._opoverload.overloadpacket, op][number]
+
+        def run() -> None:
+            x = torch.ones(2)
+            needing_grad = torch.ones(2, requires_grad=True)
+            try:
+                for step in range(ROUNDS):
+                    assert spelled(x).item() in (1.0, 2.0)
+                    if step % 50 == 0:
+                        spelled(needing_grad).sum().backward()
+                        assert needing_grad.grad is not None
+                        assert needing_grad.grad[0].item() in (1.0, 5.0)
+                        needing_grad.grad = None
+            finally:
+                stop.set()
+
+        return run
+
+    def turns_off_and_on() -> None:
+        while not stop.is_set():
+            with op.set_kernel_enabled("cpu", False):
+                pass
+
+    def replaces_the_formula() -> None:
+        while not stop.is_set():
+            op.register_autograd(lambda ctx, grad: (5.0 * grad.expand(2), None))
+            op.register_autograd(lambda ctx, grad: (grad.expand(2), None))
+
+    in_threads(*(caller(number) for number in range(4)), turns_off_and_on, replaces_the_formula)
+    assert op(torch.ones(2)).item() == 2.0
+
+
 def test_each_thread_has_its_own_modes_and_grad_mode() -> None:
     op = make()
     op.register_autograd(lambda ctx, grad: (grad.expand(2), None))
