@@ -122,7 +122,8 @@ class BelowAutograd {
     }
   }
   ~BelowAutograd() {
-    if (!added_.empty() && !(observe::seeded(observe::Fault::ExceptionKeepsKeys) && PyErr_Occurred() != nullptr)) {
+    const bool keeps = observe::seeded(observe::Fault::ExceptionKeepsKeys) && PyErr_Occurred() != nullptr;
+    if (!added_.empty() && !keeps) {
       thread_.set_excluded(thread_.excluded() - added_);
     }
   }
