@@ -4,6 +4,7 @@ import gc
 import importlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -127,8 +128,8 @@ def run_fuzz(
         count: Cases, that is calls and later registrations.
         seed: The same seed draws the same cases, with the same versions of Hypothesis and dutyfree.
         seconds: Start nothing new after this time.
-        save: A folder for the script of a difference. What runs is written there as ``running.py`` before it runs, so
-            that a crash of the process leaves its script behind.
+        save: A folder for the script of a difference. What runs is written there as ``running_<process>.py`` before it
+            runs, so that a crash of the process leaves its script behind.
         shrink: Make the case of a difference small, which takes up to a minute or two.
         progress: Called now and then.
     """
@@ -138,7 +139,7 @@ def run_fuzz(
     running = None
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
-        running = save / "running.py"
+        running = save / f"running_{os.getpid()}.py"
     failure = None
     for batch in itertools.count():
         left = count - report.cases

@@ -93,7 +93,16 @@ class FuzzSide(Side):
 
     def call(self, spelling: str, /, *args: Any, **kwargs: Any) -> None:
         """Call the operator and write down all that can be observed of it."""
-        self._observe(lambda: self.spelled(spelling)(*args, **kwargs), Arguments(args, kwargs))
+        arguments = Arguments(args, kwargs)
+        self._observe(lambda: self.spelled(spelling)(*args, **kwargs), arguments, self._foretold(spelling, arguments))
+
+    def _foretold(self, spelling: str, arguments: Arguments) -> str | None:
+        """The path that ``explain`` foretells; None for an operator of the reference."""
+        if _front.front_of(self.op) is None:
+            return None
+        events = len(self.events)
+        path = dutyfree.explain(self.spelled(spelling), *arguments.args, **arguments.kwargs).path
+        return path if len(self.events) == events else f"{path}, and it ran something"
 
     def transformed(self, transform: str, spelling: str, /, *args: Any, **kwargs: Any) -> None:
         """As ``call``, under a functorch transform."""
@@ -159,7 +168,7 @@ class FuzzSide(Side):
 
     # What runs a case.
 
-    def _observe(self, run: Callable[[], Any], arguments: Arguments) -> None:
+    def _observe(self, run: Callable[[], Any], arguments: Arguments, foretold: str | None = None) -> None:
         inputs = self.inputs = list(members_of(arguments))
         value, raised = None, None
         before, front = thread_state(), _front.front_of(self.op)
@@ -169,8 +178,11 @@ class FuzzSide(Side):
         except Exception as error:
             raised = (type(error).__name__, self.text(error), type(error.__cause__).__name__)
         after = thread_state()
-        if front is not None:
+        if front is not None and counted is not None:
             self.counts.append((counted, front.counters()))
+            taken = [path for path, count in front.counters()[0].items() if count > counted[0].get(path, 0)]
+            if foretold is not None and foretold not in taken:
+                self.happened["explain"] = f"foretold {foretold}, but it went {taken}"
         self.value = value
         self.happened |= {
             "value": describe(value, self, inputs),
