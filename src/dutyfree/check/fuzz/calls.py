@@ -220,12 +220,17 @@ class _Drawing:
         self.pool = POOLS.get(mood, ORDINARY)
         self.mood = mood
         self.tensors: list[str] = []
+        self.kinds: set[str] = set()
         self.labels: list[str] = [f"mood: {mood}"]
 
     def tensor(self, kind: str = "") -> str:
         kind = kind or self.draw(self.pool)
         if kind == "shared" and not self.tensors:
             kind = "plain"
+        if {kind, *self.kinds} >= {"zero tensor", "wrapper subclass"}:
+            # What unwraps the one hands the other on without memory, and a body that touches it crashes the process.
+            kind = "plain"
+        self.kinds.add(kind)
         text = self.draw(TENSORS[kind])
         if "{earlier}" in text:
             text = text.replace("{earlier}", f"t{self.draw.below(len(self.tensors))}")
