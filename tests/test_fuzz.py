@@ -1,6 +1,5 @@
 """The differential fuzzer: it passes, it covers what it says it covers, and it finds faults."""
 
-import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,6 +118,13 @@ def test_a_documented_difference_is_counted_under_its_rule() -> None:
     assert report.documented == {"argument_named_self": 1}
 
 
+def test_the_thread_state_that_the_reference_leaves_changed() -> None:
+    operator = Operator((Parameter("x", "Tensor"),), ("Scalar",), Body(values=("Wrapper(torch.ones(2))",)))
+    report = Report()
+    check_case(Case(operator, (Call("object", ("torch.ones(2)",), ("t0",)),)), report)
+    assert report.documented == {"thread_state_after_an_error": 1}
+
+
 def test_every_rule_points_to_a_line_of_differences_md() -> None:
     page = (Path(__file__).parents[1] / "docs" / "differences.md").read_text()
     # Becomes a line of the page with support for it; until then it never applies.
@@ -140,7 +146,6 @@ def test_operators_are_gone_when_a_case_is_over() -> None:
     before = set(vars(torch.ops))
     check_case(Case(ONE_TENSOR, (Call("packet", ("torch.ones(2)",), ("t0",)),)), Report())
     assert set(vars(torch.ops)) == before
-    gc.collect()
     assert not [name for name in dutyfree.stats() if name.startswith("fuzz_our_")]
 
 

@@ -68,10 +68,23 @@ def differentiating_transform_with_a_formula(observed: Observed) -> bool:
     )
 
 
+def thread_state_after_an_error(observed: Observed) -> bool:
+    """The thread's dispatch keys after a result was refused: the reference leaves autograd's keys excluded."""
+    reference, fast = observed.compared.reference, observed.compared.fast
+    return (
+        isinstance(observed.step, Call)
+        and reference.get("raised") is not None
+        and fast.get("state kept") is True
+        # Nothing else differs.
+        and {**reference, "state kept": True} == fast
+    )
+
+
 RULES: tuple[Rule, ...] = (
     plain_name_as_mutates_args,
     argument_named_self,
     differentiating_transform_with_a_formula,
+    thread_state_after_an_error,
 )
 
 

@@ -228,6 +228,7 @@ class FuzzSide(Side):
             if front is not None:
                 front.forget()  # the kernels that it knows hold the definition, and the definition holds it
             vars(definition).clear()
+        custom_ops.OPDEFS.pop(self.qualname, None)
         vars(torch.ops).pop(self.namespace, None)
         if self.namespace in torch.ops._dir:
             torch.ops._dir.remove(self.namespace)
