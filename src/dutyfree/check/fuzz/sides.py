@@ -66,8 +66,12 @@ class FuzzSide(Side):
         return FakeTensorMode(allow_non_fake_inputs=True)
 
     def text(self, value: object) -> str:
-        """As of any side, without the Python frames that some errors list: a fast call has fewer, as it should."""
-        return _FRAMES.sub("", super().text(value))
+        """As of any side, without what differs between any two calls.
+
+        That is the Python frames that some errors list, of which a fast call has fewer, as it should, and the numbers
+        that PyTorch counts ragged dimensions by.
+        """
+        return re.sub(r"\bj\d+\b", "jN", _FRAMES.sub("", super().text(value)))
 
     # What the source of a case calls.
 
