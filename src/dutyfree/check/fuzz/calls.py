@@ -46,7 +46,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "mkldnn": ("torch.ones(2, 2).to_mkldnn()",),
     "quantized": ("torch.quantize_per_tensor(torch.ones(3), 0.1, 10, torch.quint8)",),
     "nested": ("nested(torch.ones(2), torch.ones(3))", "nested(torch.ones(2), torch.ones(3), layout=torch.jagged)"),
-    "inference": ("inference(torch.ones(3))",),
+    "inference": ("inference(torch.ones(3))", "ordinary_keys(inference(torch.ones(3)))"),
     "dual": ("dual(torch.ones(3))", "dual(torch.ones(3, requires_grad=True))"),
     "shared": ("{earlier}", "{earlier}.view_as({earlier})", "{earlier}[:1]", "{earlier}.detach()", "{earlier}.t()"),
 }
@@ -376,30 +376,11 @@ def _spoil(drawing: _Drawing, operator: Operator, args: list[str], kwargs: list[
     drawing.labels.append(f"wrong: {way_name}")
 
 
-def redefinition_is_safe(steps: list[Call | Later]) -> bool:
-    """TEMPORARY: whether no step so far can have made PyTorch ask for the operator's Python object.
-
-    After a redefinition dutyfree leaves the old object where modes and the Python dispatcher get it from: they see the
-    old OpOverload, or read freed memory. To be removed with that fault.
-    """
-    return all(
-        isinstance(step, Call)
-        and not step.states
-        and not step.transform
-        and not {"mood: special", "mood: wrong"} & set(step.labels)
-        for step in steps
-    )
-
-
 def drawn_steps(draw: Draw, operator: Operator, count: int) -> tuple[Call | Later, ...]:
     steps: list[Call | Later] = []
     for _ in range(count):
-        if 0 < len(steps) < 4 and redefinition_is_safe(steps) and draw.rarely(20):
-            steps.append(Later("redefinition"))
-        elif steps and draw.rarely(20):
-            later = Later(draw(ONE_LATER))
-            if later.what != "redefinition" or redefinition_is_safe(steps):
-                steps.append(later)
+        if steps and draw.rarely(20):
+            steps.append(Later(draw(ONE_LATER)))
         else:
             steps.append(drawn_call(draw, operator))
     return tuple(steps)

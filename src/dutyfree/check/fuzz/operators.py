@@ -112,7 +112,9 @@ TENSOR_VALUES = (
 )
 RESULTS = {
     "Tensor": Result("Tensor", "Tensor", TENSOR_VALUES),
-    "Tensor[]": Result("Tensor[]", "list[Tensor]", ("[first.clone(), first + 1]", "[]", "[first * 2]")),
+    "Tensor[]": Result(
+        "Tensor[]", "list[Tensor]", ("[first.clone(), first + 1]", "[]", "[first * 2]", "side.keep([first * 3])")
+    ),
     "Tensor?": Result("Tensor?", None, ("first.clone()", "None")),
     "SymInt": Result("SymInt", "int", ("7", "-(2**63)", "first.dim()")),
     "float": Result("float", "float", ("1.5", "float('inf')", "float(first.dim())")),

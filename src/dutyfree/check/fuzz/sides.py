@@ -57,6 +57,7 @@ class FuzzSide(Side):
         self.value: Any = None
         self.counts: list[Any] = []
         self.depth = 0
+        self._kept: list[Any] = []
         # What a body may close over although it is no argument: gradients must not reach it.
         self.captured = torch.nn.Parameter(torch.tensor(2.0))
 
@@ -132,6 +133,11 @@ class FuzzSide(Side):
         """A fake tensor."""
         return self.fake_mode.from_tensor(tensor)
 
+    def keep(self, result: list[Any]) -> list[Any]:
+        """A list that the body returns and may change later: a caller must not get this very one."""
+        self._kept.append(result)
+        return result
+
     def once(self) -> bool:
         """Whether this is the outer one of a body's recursive calls."""
         self.depth += 1
@@ -190,6 +196,7 @@ class FuzzSide(Side):
         self.value = value
         self.happened |= {
             "value": describe(value, self, inputs),
+            "value is kept": any(member is kept for member in members_of(value) for kept in self._kept),
             "raised": raised,
             "inputs after": describe(arguments, self, inputs),
             "state kept": after == before or (before, after),
