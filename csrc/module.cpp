@@ -1,5 +1,6 @@
 #include <Python.h>
 
+#include "call/apply_watch.h"
 #include "call/autograd.h"
 #include "call/backward.h"
 #include "call/call_slots.h"
@@ -18,6 +19,8 @@ PyMethodDef methods[] = {
     {"remove_call_slots", dutyfree::call::remove_call_slots, METH_NOARGS, "Undo install_call_slots."},
     {"enable_vectorcall", dutyfree::call::enable_vectorcall, METH_O,
      "Let calls of a CallTarget subclass's instances skip the frame of its __call__."},
+    {"watch_apply", dutyfree::call::watch_apply, METH_VARARGS,
+     "Record no gradient past an `apply` that someone put on torch.autograd.Function or on its nodes' class."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

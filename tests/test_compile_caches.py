@@ -1,5 +1,6 @@
 """Graphs that were compiled for another schema of an operator are not used again."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 import dutyfree
+from dutyfree import _compile_caches
 from isolated import run_isolated
+from parity import pair_of
 
 
 def write(x: Tensor, y: Tensor) -> None:
@@ -91,6 +94,34 @@ def test_another_process_with_other_mutated_arguments_compiles_anew(tmp_path: Pa
     run_isolated(compile_that_mutates_y, **environment)
 
 
+def counted_schemas(*operators: Any) -> list[str]:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    for operator in operators:
+        graph.call_function(operator, (x,))
+    graph.output(x)
+    return _compile_caches._schemas_that_count(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def test_a_graph_counts_the_schemas_of_its_own_operators() -> None:
+    pair, other = (pair_of(torch.clone, schema="(Tensor x) -> Tensor") for _ in range(2))
+    op = pair.fast.op
+    for spelling in (op, op._opoverload, op._opoverload.overloadpacket):
+        (schema,) = counted_schemas(spelling, torch.ops.aten.sin.default, torch.sin)
+        assert f"{op._qualname}(Tensor x) -> Tensor" in schema
+    assert counted_schemas(pair.reference.op._opoverload, torch.ops.aten.sin.default) == []
+    assert len(counted_schemas(op, other.fast.op)) == 2
+
+
+@pytest.mark.parametrize("side", ["reference", "fast"])
+def test_a_graph_with_a_formula_counts_all_schemas(side: str) -> None:
+    """AOTAutograd hashes it before it traces the formula, which may call any operator."""
+    pair, other = (pair_of(torch.clone, schema="(Tensor x) -> Tensor") for _ in range(2))
+    pair.each(lambda op: op.register_autograd(lambda ctx, grad: grad))
+    counted = counted_schemas(getattr(pair, side).op._opoverload)
+    assert any(other.fast.qualname in schema for schema in counted)
+
+
 def redefine_the_reference() -> None:
     compile_that_mutates_nothing()
     torch._dynamo.reset()
@@ -110,6 +141,9 @@ def define_operators_without_a_compiler() -> None:
     define(())
     define(("y",))
     assert "torch._inductor.codecache" not in sys.modules
+    assert waiting() == 1
+    # torch._logging.set_logs(modules=...) asks for the spec of a module without importing it.
+    assert importlib.util.find_spec("torch._inductor.codecache") is not None
     assert waiting() == 1
     import torch._inductor.codecache
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from parity import SPELLINGS, Pair, Side, call, check, pair_of, took
 
@@ -145,6 +146,17 @@ def test_nested_transforms_give_the_right_values(nesting: str) -> None:
     x = torch.tensor([0.5, 1.5])
     ours = NESTED[nesting](lambda x: op(x, x).sin().sum())(x)
     torch.testing.assert_close(ours, NESTED[nesting](lambda x: (x * x).sin().sum())(x))
+
+
+def test_a_dual_level_counts_where_it_gave_tangents() -> None:
+    """It belongs to the process: another thread's must not make this one's gradients fail."""
+    op = with_formula().fast.op
+    x = torch.tensor([0.5, 1.5])
+    with forward_ad.dual_level():
+        gradient = torch.func.grad(lambda x: op(x, x).sum())
+        assert gradient(x).tolist() == [1.0, 3.0]
+        with pytest.raises(RuntimeError, match="setup_context"):
+            gradient(forward_ad.make_dual(x, torch.ones(2)))
 
 
 def test_func_transforms_leave_the_direct_path() -> None:

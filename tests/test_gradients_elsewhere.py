@@ -440,3 +440,62 @@ def test_batched_calls_record_as_in_pytorch() -> None:
     done_alike(pair, run)
     pair.each(lambda op: op.register_vmap(lambda info, dims, x, y: (x * y * 2, 0)))
     done_alike(pair, run)
+
+
+def test_an_apply_that_someone_put_on_function_sees_every_call() -> None:
+    seen: list[str] = []
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(cls.__name__.rpartition("_")[2])
+        return original.__func__(cls, *args, **kwargs)
+
+    pair = pair_of(lambda x: x * 2, schema="(Tensor x) -> Tensor")
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        for side in pair.sides():
+            side.op(x)
+        assert dutyfree.explain(pair.fast.op, x).path == "pytorch"
+    finally:
+        torch.autograd.Function.apply = original
+    assert seen == ["default", "default"]
+    assert dutyfree.explain(pair.fast.op, x).path == "autograd"
+
+
+def test_an_apply_that_someone_put_on_nodes_sees_every_backward() -> None:
+    seen: list[int] = []
+    nodes = torch.autograd.function.BackwardCFunction
+    original = nodes.apply
+
+    def apply(self: Any, *args: Any) -> Any:
+        seen.append(len(args))
+        return original(self, *args)
+
+    pair = pair_of(lambda x: x * 2, schema="(Tensor x) -> Tensor")
+    pair.each(lambda op: op.register_autograd(lambda ctx, grad: grad * 2))
+    nodes.apply = apply
+    try:
+        for side in pair.sides():
+            x = torch.ones(2, requires_grad=True)
+            side.op(x).sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [2.0, 2.0]
+    finally:
+        nodes.apply = original
+    assert seen == [1, 1]
+
+
+def test_a_class_derived_from_the_function_applies_itself() -> None:
+    pair = pair_of(lambda x: x * 2, schema="(Tensor x) -> Tensor")
+    for side in pair.sides():
+        x = torch.ones(2, requires_grad=True)
+        node: Any = type(side.op(x).grad_fn)
+        functions = {
+            "forward": staticmethod(lambda ctx, x: x * 2),
+            "backward": staticmethod(lambda ctx, grad: grad * 5),
+        }
+        derived: Any = type("Derived", (node._forward_cls,), functions)
+        derived.apply(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [5.0, 5.0]

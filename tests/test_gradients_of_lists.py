@@ -1,6 +1,7 @@
 """Gradients of operators with lists of tensors, which PyTorch takes apart for its autograd.Function."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import dutyfree
 from gradients_alike import alike, needing_grad, plain, records, refused, with_formula
+from isolated import run_isolated
 from parity import Pair, Side, call, check, pair_of
 
 
@@ -492,3 +495,72 @@ def test_results_that_are_no_lists_of_tensors_stay_beside_those_that_are(schema:
     pair = pair_of(result, schema=schema)
     pair.each(lambda op: op.register_autograd(lambda ctx, *grads: torch.ones(3)))
     check(pair, lambda: call(torch.ones(3, requires_grad=True)), reason="requires-grad")
+
+
+def call_near_the_recursion_limit() -> None:
+    @dutyfree.fast_custom_op("dutyfree_deep::op", mutates_args=())
+    def op(xs: list[Tensor], numbers: list[int]) -> list[Tensor]:
+        return [x * 2 for x in xs]
+
+    op.register_autograd(lambda ctx, grads: (grads, None))
+    x = torch.ones(2, requires_grad=True)
+
+    def deep(levels: int) -> Any:
+        return deep(levels - 1) if levels else op([x], [1, 2])
+
+    refused = 0
+    for levels in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()):
+        try:
+            deep(levels)
+        except RecursionError:
+            refused += 1
+    assert 0 < refused < 100
+
+
+def test_near_the_recursion_limit_it_is_a_recursion_error() -> None:
+    run_isolated(call_near_the_recursion_limit)
+
+
+def test_a_gradient_that_can_t_be_looked_at_raises_alike() -> None:
+    """isinstance asks a proxy for its class, and a dead one raises."""
+
+    class Mortal:
+        pass
+
+    def usable_depth(levels: int = 0) -> int:
+        try:
+            return usable_depth(levels + 1)
+        except RecursionError:
+            return levels
+
+    pair = pair_of(lambda xs: [x * 2 for x in xs], schema="(Tensor[] xs) -> Tensor[]")
+    pair.each(lambda op: op.register_autograd(lambda ctx, grads: [weakref.proxy(Mortal())]))
+    depth = usable_depth()
+    for side in pair.sides():
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(20):
+            with pytest.raises(ReferenceError):
+                side.op([x])[0].sum().backward()
+    assert usable_depth() == depth
+
+
+def test_what_links_a_node_to_its_call_serves_once() -> None:
+    """A hook on saved tensors may get hold of it while the node is made."""
+    op = pair_of(lambda xs: [x * 2 for x in xs], schema="(Tensor[] xs) -> Tensor[]").fast.op
+    op.register_autograd(
+        lambda ctx, grads: [grads], setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*output)
+    )
+    errors: list[Exception] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        node: Any = tensor.grad_fn
+        try:
+            node._forward_cls.forward(node, tensor, node._pt_metadata)
+        except Exception as error:
+            errors.append(error)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        (result,) = op([torch.ones(2, requires_grad=True)])
+    assert result.tolist() == [2.0, 2.0]
+    assert [type(error) for error in errors] == [NotImplementedError]

@@ -1,6 +1,7 @@
 #include "call/autograd.h"
 
 #include <array>
+#include <utility>
 
 #include "call/direct.h"
 #include "call/node_call.h"
@@ -186,7 +187,8 @@ PyObject* run_forward(PyObject*, PyObject* args) {
     return nullptr;
   }
   NodeCall& node = *last;
-  const RunningCall& call = *node.call;
+  // It serves one forward: whoever gets hold of it meanwhile (a hook on saved tensors) finds it used.
+  const RunningCall& call = *std::exchange(node.call, nullptr);
   PyObject* ctx = PyTuple_GET_ITEM(args, 0);
   const torch_compat::BelowAutograd guard(call.thread, !seeded(Fault::ContextNotBelowAutograd));
   PyRef result = run_body(call, call.decision.kernels_crossed - 1);
@@ -221,6 +223,10 @@ PyObject* record_gradient(const RunningCall& call) {
   node.call = nullptr;
   Py_CLEAR(node.keywords);
   if (result && call.autograd->flattens_lists) {
+    if (PyTuple_GET_SIZE(result.get()) != node.outputs.flat_size()) [[unlikely]] {
+      PyErr_SetString(PyExc_SystemError, "the Function of an operator returned other values than its forward");
+      return nullptr;
+    }
     result = node.outputs.put_together(&PyTuple_GET_ITEM(result.get(), 0));
     if (result && !node.result_is_tuple) {
       result = PyRef::borrow(PyTuple_GET_ITEM(result.get(), 0));

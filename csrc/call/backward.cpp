@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "call/apply_watch.h"
 #include "call/node_call.h"
 #include "observe/seeded_fault.h"
 
@@ -42,30 +43,7 @@ class NeedsInputGrad {
   bool failed_;
 };
 
-// PyTorch's own `backward` of the Function: its error where no formula is registered, and whatever is not foreseen
-// here.
-[[gnu::cold]] PyObject* as_pytorch(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
-  const PyRef forward_class = PyRef::steal(PyObject_GetAttrString(node, "_forward_cls"));
-  const PyRef backward =
-      PyRef::steal(forward_class ? PyObject_GetAttrString(forward_class.get(), "backward") : nullptr);
-  const PyRef arguments = PyRef::steal(backward ? PyTuple_New(count + 1) : nullptr);
-  if (!arguments) {
-    return nullptr;
-  }
-  PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(node));
-  for (Py_ssize_t index = 0; index < count; ++index) {
-    PyTuple_SET_ITEM(arguments.get(), index + 1, Py_NewRef(grads[index]));
-  }
-  return PyObject_CallObject(backward.get(), arguments.get());
-}
-
-// The backward function that is registered now. Null without a Python error where there is none.
-PyRef backward_function(PyObject* node) {
-  const PyRef definition = PyRef::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(node)), definition_name));
-  PyRef function = PyRef::steal(definition ? PyObject_GetAttr(definition.get(), backward_name) : nullptr);
-  return function && PyObject_IsTrue(function.get()) == 1 ? std::move(function) : PyRef();
-}
-
+// `function` with a node and its gradients.
 PyRef call_with_node(PyObject* function, PyObject* node, PyObject* const* grads, Py_ssize_t count) {
   constexpr std::size_t kMost = 16;
   std::array<PyObject*, kMost + 2> few;
@@ -80,6 +58,22 @@ PyRef call_with_node(PyObject* function, PyObject* node, PyObject* const* grads,
   return PyRef::steal(PyObject_Vectorcall(function, values + 1,
                                           (static_cast<std::size_t>(count) + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET,
                                           nullptr));
+}
+
+// PyTorch's own `backward` of the Function: its error where no formula is registered, and whatever is not foreseen
+// here.
+[[gnu::cold]] PyObject* as_pytorch(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
+  const PyRef forward_class = PyRef::steal(PyObject_GetAttrString(node, "_forward_cls"));
+  const PyRef backward =
+      PyRef::steal(forward_class ? PyObject_GetAttrString(forward_class.get(), "backward") : nullptr);
+  return backward ? call_with_node(backward.get(), node, grads, count).release() : nullptr;
+}
+
+// The backward function that is registered now. Null without a Python error where there is none.
+PyRef backward_function(PyObject* node) {
+  const PyRef definition = PyRef::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(node)), definition_name));
+  PyRef function = PyRef::steal(definition ? PyObject_GetAttr(definition.get(), backward_name) : nullptr);
+  return function && PyObject_IsTrue(function.get()) == 1 ? std::move(function) : PyRef();
 }
 
 // The gradients that a backward function returned, and one None for the extra input of the Function.
@@ -104,6 +98,9 @@ PyRef with_none(PyRef gradients) {
 
 // `apply` of an operator's nodes, which the autograd engine calls with one gradient an output.
 PyObject* run_backward(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
+  if (const PyRef replaced = replaced_node_apply()) [[unlikely]] {
+    return call_with_node(replaced.get(), node, grads, count).release();
+  }
   PyRef needed = PyRef::steal(PyObject_GetAttr(node, needs_name));
   const PyRef function = needed ? backward_function(node) : PyRef();
   if (!function || !PyTuple_CheckExact(needed.get())) {
@@ -130,6 +127,9 @@ PyObject* run_backward(PyObject* node, PyObject* const* grads, Py_ssize_t count)
 
 // The same where the schema has lists of tensors.
 PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
+  if (const PyRef replaced = replaced_node_apply()) [[unlikely]] {
+    return call_with_node(replaced.get(), node, grads, count).release();
+  }
   const PyRef metadata = PyRef::steal(PyObject_GetAttr(node, metadata_name));
   PyErr_Clear();
   PyRef needed = PyRef::steal(PyObject_GetAttr(node, needs_name));

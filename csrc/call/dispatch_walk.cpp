@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "call/apply_watch.h"
 #include "observe/seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/tensor.h"
@@ -112,7 +113,7 @@ void walk(Operator& op,
     const bool refused = op.returns_out() && any_requires_grad(op, arguments);
     if (refused || records_gradient(op, arguments)) {
       decision.reason = Reason::RequiresGrad;
-      if (refused || route.autograd == nullptr || op.signature().results_may_nest()) {
+      if (refused || route.autograd == nullptr || op.signature().results_may_nest() || !function_apply_stands()) {
         return;
       }
       decision.autograd = route.autograd;

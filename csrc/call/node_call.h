@@ -10,7 +10,7 @@ namespace dutyfree::call {
 // every member needs the GIL.
 struct NodeCall {
   PyObject_HEAD
-  const RunningCall* call;  // while the node is made, null from then on
+  const RunningCall* call;  // until `forward` takes it, null from then on
   PyObject* keywords;       // owned, as long: the keyword-only inputs for setup_context; null where the schema has none
   // For schemas with lists of tensors, whose node keeps this object for its backward.
   TensorLists inputs;

@@ -1,22 +1,27 @@
 #include "call/tensor_lists.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
 
 namespace {
 
-bool is_list_of(PyObject* value, bool none_is_a_tensor) {
+// The same for what a backward function returned, with None for a missing gradient. It may be any object, and
+// `isinstance` may run its code: negative with a Python error set where that raises.
+int is_gradient_list(PyObject* value) {
   if (!PyList_Check(value)) {
-    return false;
+    return 0;
   }
   for (Py_ssize_t index = 0; index < PyList_GET_SIZE(value); ++index) {
-    PyObject* item = PyList_GET_ITEM(value, index);
-    if (!THPVariable_Check(item) && !(none_is_a_tensor && item == Py_None)) {
-      return false;
+    const PyRef item = PyRef::borrow(PyList_GET_ITEM(value, index));
+    if (item.get() == Py_None || torch_compat::is_tensor(item.get())) {
+      continue;
+    }
+    if (const int instance = PyObject_IsInstance(item.get(), THPVariableClass); instance <= 0) {
+      return instance;
     }
   }
-  return true;
+  return 1;
 }
 
 // Fills a new tuple from its start.
@@ -40,7 +45,17 @@ class FlatValues {
 
 }  // namespace
 
-bool is_tensor_list(PyObject* value) { return is_list_of(value, false); }
+bool is_tensor_list(PyObject* value) {
+  if (!PyList_CheckExact(value)) {
+    return false;
+  }
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(value); ++index) {
+    if (!torch_compat::is_tensor(PyList_GET_ITEM(value, index))) {
+      return false;
+    }
+  }
+  return true;
+}
 
 Py_ssize_t TensorLists::flat_size() const {
   Py_ssize_t count = 0;
@@ -89,15 +104,18 @@ PyRef TensorLists::take_gradients_apart(PyObject* gradients, Py_ssize_t extra) c
   FlatValues flat(flat_size() + extra);
   for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
     PyObject* value = PyTuple_GET_ITEM(gradients, static_cast<Py_ssize_t>(index));
-    const bool list = is_list_of(value, true);
+    const int list = is_gradient_list(value);
+    if (list < 0) {
+      return {};
+    }
     if (sizes_[index] == kValue) {
-      if (list || PyTuple_Check(value)) {
+      if (list > 0 || PyTuple_Check(value)) {
         return {};
       }
       flat.put(value);
       continue;
     }
-    if (!list || !PyList_CheckExact(value) || PyList_GET_SIZE(value) != sizes_[index]) {
+    if (list == 0 || !PyList_CheckExact(value) || PyList_GET_SIZE(value) != sizes_[index]) {
       return {};
     }
     flat.put_items(value);

@@ -26,7 +26,7 @@ class TensorLists {
   // The flat values of the tuple `result`, of which this is the structure, as a tuple.
   PyRef take_apart(PyObject* result) const;
   // The same for the gradients that a backward function returned and `extra` times None; a gradient may be None. Null
-  // without a Python error where they have another structure.
+  // without a Python error where they have another structure, with one where looking at them raises.
   PyRef take_gradients_apart(PyObject* gradients, Py_ssize_t extra) const;
   // The structure as PyTorch would have it, for its own Python code.
   PyRef as_tree_spec() const;
@@ -37,7 +37,7 @@ class TensorLists {
   c10::SmallVector<Py_ssize_t, 8> sizes_;  // one for each value: a list's length, or kValue
 };
 
-// Whether PyTorch takes this argument or result apart.
+// Whether PyTorch takes this value, which it made itself, apart: a list that holds nothing but tensors.
 bool is_tensor_list(PyObject* value);
 
 }  // namespace dutyfree::call

@@ -11,6 +11,13 @@ namespace dutyfree::torch_compat {
 // torch.Tensor and torch.nn.Parameter themselves: no subclass, hence no __torch_function__ and no __torch_dispatch__.
 inline bool is_exact_tensor(PyObject* object) { return THPVariable_CheckExact(object); }
 
+// Any tensor by its type; no Python code runs. (THPVariable_Check asks `isinstance`, which may, and throws where that
+// fails.)
+inline bool is_tensor(PyObject* object) {
+  return is_exact_tensor(object) ||
+         PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
 inline c10::TensorImpl* tensor_impl(PyObject* exact_tensor) {
   return THPVariable_Unpack(exact_tensor).unsafeGetTensorImpl();
 }

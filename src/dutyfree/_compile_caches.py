@@ -6,6 +6,7 @@ need to be called) is used again when it does (PyTorch issue 187319). Here the s
 made become part of the hash.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -14,6 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._library import custom_ops
+from torch._library.custom_ops import CustomOpDef
+from torch._library.utils import is_builtin
+from torch._ops import OpOverload, OpOverloadPacket
 
 from dutyfree import _front
 
@@ -33,22 +38,27 @@ def distinguish_schemas() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module in the place of Python's own finder, patches it, and is gone."""
+    """Finds the one module as the finders after it do, and patches it once it is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        finders = sys.meta_path[:]
+        others = finders[finders.index(self) + 1 :] if self in finders else finders
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None:
             execute = loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
+                # Not before: whoever only asks for the spec imports nothing, and an import may fail and be tried again.
                 _patch(module)
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)
 
             loader.exec_module = exec_module
         return spec
@@ -62,7 +72,7 @@ def _patch(module: types.ModuleType) -> None:
 
     def __init__(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
         original(self, gm, *args, **kwargs)
-        schemas = sorted(set(_schemas(gm)))
+        schemas = _schemas_that_count(gm)
         if schemas:
             setattr(self, _MARK, schemas)
 
@@ -70,17 +80,36 @@ def _patch(module: types.ModuleType) -> None:
     details.__init__ = __init__
 
 
-def _schemas(gm: torch.fx.GraphModule) -> Iterator[str]:
-    """The schemas of dutyfree's operators in a graph: called, or given to a higher-order operator."""
+def _schemas_that_count(gm: torch.fx.GraphModule) -> list[str]:
+    """The schemas of dutyfree's operators that a graph calls, itself or through another operator.
+
+    AOTAutograd hashes a graph before it traces the formulas of the operators in it. Which operators a formula (or a
+    vmap rule) calls can't be told, so a graph with one counts all of dutyfree's.
+    """
+    overloads = set(_custom_overloads(gm))
+    if any(_calls_others(overload) for overload in overloads):
+        definitions = [reference() for reference in custom_ops.OPDEFS.valuerefs()]
+        overloads |= {definition._opoverload for definition in definitions if definition is not None}
+    return sorted(
+        f"{overload._schema} {sorted(map(str, overload.tags))}"
+        for overload in overloads
+        if _front.front_of(overload) is not None
+    )
+
+
+def _custom_overloads(gm: torch.fx.GraphModule) -> Iterator[OpOverload]:
+    """The operators in a graph that are not PyTorch's own: called, or given to a higher-order operator."""
     for graph in (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)):
         for node in graph.nodes:
             for value in (node.target, *node.args, *node.kwargs.values()):
-                if not isinstance(value, (str, torch.fx.Node)) and _front.front_of(value) is not None:
-                    for overload in _overloads(value):
-                        yield f"{overload._schema} {sorted(map(str, overload.tags))}"
+                op = value._opoverload if isinstance(value, CustomOpDef) else value
+                overloads = [op] if isinstance(op, OpOverload) else []
+                if isinstance(op, OpOverloadPacket):
+                    overloads = [getattr(op, name) for name in op.overloads()]
+                yield from (overload for overload in overloads if not is_builtin(overload))
 
 
-def _overloads(op: Any) -> list[Any]:
-    if isinstance(op, torch._ops.OpOverloadPacket):
-        return [getattr(op, name) for name in op.overloads()]
-    return [getattr(op, "_opoverload", op)]
+def _calls_others(overload: OpOverload) -> bool:
+    """Whether a formula or a rule of the operator may call other operators. Only custom_op's tells."""
+    definition = custom_ops.OPDEFS.get(f"{overload.namespace}::{overload._opname}")
+    return definition is None or definition._backward_fn is not None or definition._vmap_fn is not None

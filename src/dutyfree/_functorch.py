@@ -46,11 +46,22 @@ def allow(
     takes_lists_apart = isinstance(generated.apply, types.FunctionType)
     # Made when it is first needed, which for most operators is never.
     at_one_level = functools.cache(lambda: apply_of(_recording_at_every_level(generated, takes_lists_apart)))
+
+    def works(cls: type, args: tuple[Any, ...]) -> bool:
+        return (
+            torch._C._are_functorch_transforms_active()
+            and cls is generated
+            and definition._backward_fn is not None
+            and not _forward_mode_is_involved(args)
+        )
+
     if takes_lists_apart:  # then it calls the other one
         cell = closure_of(generated.apply)["orig_apply"]
-        cell.cell_contents = _applying(cell.cell_contents, at_one_level, definition)
+        original = cell.cell_contents
+        cell.cell_contents = functools.partial(_applying(lambda cls: original, works, at_one_level), generated)
     else:
-        generated.apply = _applying(generated.apply, at_one_level, definition)
+        # Looked up when it is called: someone may have put another function there, or derived a class.
+        generated.apply = classmethod(_applying(lambda cls: super(generated, cls).apply, works, at_one_level))
 
 
 class _GradModeOn:
@@ -81,15 +92,13 @@ def _recording_at_every_level(generated: Any, takes_lists_apart: bool) -> type:
 
 
 def _applying(
-    original: Callable[..., Any], at_one_level: Callable[[], Callable[..., Any]], definition: CustomOpDef
+    original_of: Callable[[Any], Callable[..., Any]],
+    works: Callable[[type, tuple[Any, ...]], bool],
+    at_one_level: Callable[[], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    def apply(*args: Any) -> Any:
-        if (
-            not torch._C._are_functorch_transforms_active()
-            or definition._backward_fn is None
-            or _forward_mode_is_involved()
-        ):
-            return original(*args)
+    def apply(cls: Any, *args: Any) -> Any:
+        if not works(cls, args):
+            return original_of(cls)(*args)
         with enable_single_level_autograd_function():
             return at_one_level()(*args)
 
@@ -100,7 +109,7 @@ def _noting_dropped_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:
     """``forward`` takes a call that records no gradient to the next level, which does not see this one any more."""
 
     def forward_no_grad(*args: Any) -> Any:
-        if not torch._C._are_functorch_transforms_active() or not _forward_mode_is_involved():
+        if not torch._C._are_functorch_transforms_active() or not _forward_mode_is_involved(args):
             return forward(*args)
         _thread.dropped_tangents += 1
         try:
@@ -111,8 +120,21 @@ def _noting_dropped_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward_no_grad
 
 
-def _forward_mode_is_involved() -> bool:
-    if _thread.dropped_tangents > 0 or forward_ad._current_level >= 0:
+def _forward_mode_is_involved(args: tuple[Any, ...]) -> bool:
+    if _thread.dropped_tangents > 0:
         return True
     forward_mode = torch._C._functorch.TransformType.Jvp
-    return any(level.key() == forward_mode for level in retrieve_all_functorch_interpreters())
+    if any(level.key() == forward_mode for level in retrieve_all_functorch_interpreters()):
+        return True
+    # An ordinary dual level belongs to the whole process; what counts is whether it gave this call's tensors tangents.
+    if forward_ad._current_level < 0:
+        return False
+    members = [member for arg in args for member in (arg if isinstance(arg, list) else [arg])]
+    return any(_has_tangent(member) for member in members if isinstance(member, torch.Tensor))
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with torch._C._DisableFuncTorch():
+        return torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree
 
 from dutyfree import _core, _functorch
@@ -18,6 +19,16 @@ from dutyfree._closures import closure_of, with_closure
 
 _TAKES_LISTS_APART = "supports_tensorlist.<locals>.new_apply"
 _A_BACKWARD = "supports_tensorlist.<locals>.new_backward"
+
+
+def _is_torchs(function: Any) -> bool:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code is not None and code.co_filename == torch.autograd.function.__file__
+
+
+# A program that replaced one of them before it imported dutyfree has PyTorch record all gradients.
+if _is_torchs(torch.autograd.Function.apply) and _is_torchs(BackwardCFunction.apply):
+    _core.watch_apply(torch.autograd.Function, BackwardCFunction)
 
 
 def prepare(kernel: Any, definition: CustomOpDef) -> tuple[Callable[..., Any] | None, Any, bool]:
