@@ -137,4 +137,4 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     with torch._C._DisableFuncTorch():
-        return torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]
+        return torch._VF._unpack_dual(tensor, level=0)[1] is not None
