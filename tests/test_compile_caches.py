@@ -113,6 +113,14 @@ def test_a_graph_counts_the_schemas_of_its_own_operators() -> None:
     assert len(counted_schemas(op, other.fast.op)) == 2
 
 
+def test_a_packet_with_another_overload_counts_dutyfree_s_own() -> None:
+    side = pair_of(torch.clone, schema="(Tensor x) -> Tensor").fast
+    library = torch.library.Library(side.namespace, "FRAGMENT")
+    library.define(f"{side.name}.second(Tensor x, int n) -> Tensor")  # PyTorch makes the packet's `_op` anew
+    assert any(side.qualname in schema for schema in counted_schemas(side.packet))
+    library._destroy()
+
+
 @pytest.mark.parametrize("side", ["reference", "fast"])
 def test_a_graph_with_a_formula_counts_all_schemas(side: str) -> None:
     """AOTAutograd hashes it before it traces the formula, which may call any operator."""

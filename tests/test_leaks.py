@@ -118,13 +118,16 @@ def leaves_everything(
     loop(repeats // 10)
     gc.collect()
     before = counts(watched)
-    tracked, memory = len(gc.get_objects()), resident_bytes()
-    loop(repeats)
-    gc.collect()
-    growth, tracked_after = resident_bytes() - memory, len(gc.get_objects())
+    tracked, growths = len(gc.get_objects()), []
+    # The allocator of a process that did other things before may take a step at any time; a leak takes one each time.
+    while len(growths) < 3 and not (growths and growths[-1] < ALLOWED_GROWTH[repeats]):
+        memory = resident_bytes()
+        loop(repeats)
+        gc.collect()
+        growths.append(resident_bytes() - memory)
     assert counts(watched) == before
-    assert tracked_after - tracked < 20
-    assert growth < ALLOWED_GROWTH[repeats], f"{growth} bytes more after {repeats} calls"
+    assert len(gc.get_objects()) - tracked < 20
+    assert growths[-1] < ALLOWED_GROWTH[repeats], f"{growths} bytes more after {repeats} calls each"
 
 
 def make(body: Callable[..., Any], **options: Any) -> Any:
