@@ -156,9 +156,8 @@ def define_operators_without_a_compiler() -> None:
     import torch._inductor.codecache
 
     assert hasattr(torch._inductor.codecache.FxGraphHashDetails, "dutyfree_schemas")
-    assert waiting() == 0
     define(())
-    assert waiting() == 0
+    assert waiting() == 1
 
 
 def test_the_compiler_s_cache_is_not_imported_for_it() -> None:

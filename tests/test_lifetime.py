@@ -463,3 +463,18 @@ def redefine_between_two_modes() -> None:
 def test_a_mode_gets_the_new_overload_after_a_redefinition(old: str, by: str) -> None:
     """The dispatcher caches an operator's OpOverload without a reference; a pinned entry must not keep the old one."""
     run_isolated(redefine_between_two_modes, OLD=old, BY=by)
+
+
+@pytest.mark.parametrize("register", [torch.library.custom_op, dutyfree.fast_custom_op])
+def test_an_operator_whose_name_is_taken_over_can_be_collected(register: Any) -> None:
+    name = f"{unique_namespaces()[1]}::op"
+    old: Any = dutyfree.fast_custom_op(name, ones, mutates_args=())
+    old.register_autograd(lambda ctx, grad: grad)
+    old(torch.ones(1))
+    old(torch.ones(1, requires_grad=True))
+    reference = weakref.ref(old)
+    new = register(name, twos, mutates_args=())
+    del old
+    gc.collect()
+    assert reference() is None
+    assert new(torch.ones(1)).tolist() == [2.0]

@@ -13,6 +13,7 @@ class WatchedApply {
     type_ = reinterpret_cast<PyTypeObject*>(Py_NewRef(reinterpret_cast<PyObject*>(type)));
     expected_ = Py_XNewRef(present());
   }
+  // Where nobody started to watch, torch's own had been replaced before: the calls are not ours at all.
   bool stands() const { return expected_ != nullptr && present() == expected_; }
   PyTypeObject* type() const { return type_; }
 
@@ -30,10 +31,9 @@ WatchedApply node_apply;
 
 bool function_apply_stands() { return function_apply.stands(); }
 
-PyRef replaced_node_apply() {
-  if (node_apply.stands() || node_apply.type() == nullptr) {
-    return {};
-  }
+bool node_apply_stands() { return node_apply.stands(); }
+
+PyRef node_apply_now() {
   return PyRef::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(node_apply.type()), apply_name));
 }
 

@@ -11,8 +11,10 @@ namespace dutyfree::call {
 
 // Whether torch.autograd.Function.apply is the one that was there when dutyfree was imported.
 bool function_apply_stands();
-// What someone put in the place of BackwardCFunction.apply, or nothing where it stands.
-PyRef replaced_node_apply();
+// Whether the nodes' BackwardCFunction.apply is.
+bool node_apply_stands();
+// What is there now, or null with a Python error set.
+PyRef node_apply_now();
 
 // watch_apply(Function, BackwardCFunction): called once. Until then nothing stands.
 PyObject* watch_apply(PyObject* module, PyObject* args);

@@ -79,9 +79,13 @@ PyRef function_inputs(const RunningCall& call, NodeCall& node) {
   TensorLists& lists = node.inputs;
   for (Py_ssize_t index = 0; index < passed; ++index) {
     PyObject* value = call.arguments.value(static_cast<std::size_t>(index));
-    is_tensor_list(value) ? lists.add_list(PyList_GET_SIZE(value)) : lists.add_value();
+    if (!(is_tensor_list(value) ? lists.add_list(PyList_GET_SIZE(value)) : lists.add_value())) {
+      return {};
+    }
   }
-  lists.add_value();
+  if (!lists.add_value()) {
+    return {};
+  }
   PyRef inputs = PyRef::steal(PyTuple_New(lists.flat_size() + 1));
   Py_ssize_t next = 0;
   for (Py_ssize_t index = 0; inputs && index < passed; ++index) {
@@ -165,7 +169,9 @@ PyObject* flat_result(NodeCall& node, PyObject* ctx, PyRef result) {
   }
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(result.get()); ++index) {
     PyObject* value = PyTuple_GET_ITEM(result.get(), index);
-    is_tensor_list(value) ? node.outputs.add_list(PyList_GET_SIZE(value)) : node.outputs.add_value();
+    if (!(is_tensor_list(value) ? node.outputs.add_list(PyList_GET_SIZE(value)) : node.outputs.add_value())) {
+      return nullptr;
+    }
   }
   if (PyObject_HasAttr(ctx, metadata_name) != 0) {
     PyErr_SetString(PyExc_RuntimeError, "Please don't set ctx._pt_metadata; PyTorch uses it to store info");
@@ -191,6 +197,7 @@ PyObject* run_forward(PyObject*, PyObject* args) {
   const RunningCall& call = *std::exchange(node.call, nullptr);
   PyObject* ctx = PyTuple_GET_ITEM(args, 0);
   const torch_compat::BelowAutograd guard(call.thread, !seeded(Fault::ContextNotBelowAutograd));
+  // The last kernel on the way up is the autograd kernel itself; record_gradient makes its conversions.
   PyRef result = run_body(call, call.decision.kernels_crossed - 1);
   if (!result || !set_up_context(call, node, ctx, &PyTuple_GET_ITEM(args, 1), result.get())) {
     return nullptr;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include "call/apply_watch.h"
 #include "call/node_call.h"
@@ -45,19 +44,30 @@ class NeedsInputGrad {
 
 // `function` with a node and its gradients.
 PyRef call_with_node(PyObject* function, PyObject* node, PyObject* const* grads, Py_ssize_t count) {
-  constexpr std::size_t kMost = 16;
-  std::array<PyObject*, kMost + 2> few;
-  std::vector<PyObject*> many;
-  PyObject** values = few.data();
-  if (static_cast<std::size_t>(count) > kMost) {
-    many.resize(static_cast<std::size_t>(count) + 2);
-    values = many.data();
+  constexpr Py_ssize_t kFew = 16;
+  if (count <= kFew) [[likely]] {
+    std::array<PyObject*, kFew + 2> values;
+    values[1] = node;
+    std::copy_n(grads, count, values.data() + 2);
+    return PyRef::steal(PyObject_Vectorcall(function, values.data() + 1,
+                                            (static_cast<std::size_t>(count) + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                            nullptr));
   }
-  values[1] = node;
-  std::copy_n(grads, count, values + 2);
-  return PyRef::steal(PyObject_Vectorcall(function, values + 1,
-                                          (static_cast<std::size_t>(count) + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                                          nullptr));
+  const PyRef values = PyRef::steal(PyTuple_New(count + 1));
+  if (!values) {
+    return {};
+  }
+  PyTuple_SET_ITEM(values.get(), 0, Py_NewRef(node));
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    PyTuple_SET_ITEM(values.get(), index + 1, Py_NewRef(grads[index]));
+  }
+  return PyRef::steal(PyObject_Call(function, values.get(), nullptr));
+}
+
+// By the `apply` that someone put in the place of torch's.
+[[gnu::cold]] PyObject* by_node_apply(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
+  const PyRef apply = node_apply_now();
+  return apply ? call_with_node(apply.get(), node, grads, count).release() : nullptr;
 }
 
 // PyTorch's own `backward` of the Function: its error where no formula is registered, and whatever is not foreseen
@@ -98,8 +108,8 @@ PyRef with_none(PyRef gradients) {
 
 // `apply` of an operator's nodes, which the autograd engine calls with one gradient an output.
 PyObject* run_backward(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
-  if (const PyRef replaced = replaced_node_apply()) [[unlikely]] {
-    return call_with_node(replaced.get(), node, grads, count).release();
+  if (!node_apply_stands()) [[unlikely]] {
+    return by_node_apply(node, grads, count);
   }
   PyRef needed = PyRef::steal(PyObject_GetAttr(node, needs_name));
   const PyRef function = needed ? backward_function(node) : PyRef();
@@ -127,8 +137,8 @@ PyObject* run_backward(PyObject* node, PyObject* const* grads, Py_ssize_t count)
 
 // The same where the schema has lists of tensors.
 PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssize_t count) {
-  if (const PyRef replaced = replaced_node_apply()) [[unlikely]] {
-    return call_with_node(replaced.get(), node, grads, count).release();
+  if (!node_apply_stands()) [[unlikely]] {
+    return by_node_apply(node, grads, count);
   }
   const PyRef metadata = PyRef::steal(PyObject_GetAttr(node, metadata_name));
   PyErr_Clear();

@@ -6,8 +6,8 @@ namespace dutyfree::call {
 
 namespace {
 
-// The same for what a backward function returned, with None for a missing gradient. It may be any object, and
-// `isinstance` may run its code: negative with a Python error set where that raises.
+// Whether PyTorch takes this value, which a backward function returned, apart: a list of tensors and Nones. It may be
+// any object, and `isinstance` may run its code: negative with a Python error set where that raises.
 int is_gradient_list(PyObject* value) {
   if (!PyList_Check(value)) {
     return 0;
@@ -31,10 +31,15 @@ class FlatValues {
 
   explicit operator bool() const { return static_cast<bool>(tuple_); }
   void put(PyObject* value) { PyTuple_SET_ITEM(tuple_.get(), next_++, Py_NewRef(value)); }
-  void put_items(PyObject* list) {
-    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(list); ++index) {
+  // Whether the list has as many items as it should.
+  bool put_items(PyObject* list, Py_ssize_t size) {
+    if (PyList_GET_SIZE(list) != size) {
+      return false;
+    }
+    for (Py_ssize_t index = 0; index < size; ++index) {
       put(PyList_GET_ITEM(list, index));
     }
+    return true;
   }
   PyRef take() { return std::move(tuple_); }
 
@@ -92,7 +97,12 @@ PyRef TensorLists::take_apart(PyObject* result) const {
   FlatValues flat(flat_size());
   for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
     PyObject* value = PyTuple_GET_ITEM(result, static_cast<Py_ssize_t>(index));
-    sizes_[index] == kValue ? flat.put(value) : flat.put_items(value);
+    if (sizes_[index] == kValue) {
+      flat.put(value);
+    } else if (!flat.put_items(value, sizes_[index])) {
+      PyErr_SetString(PyExc_RuntimeError, "a list of tensors changed its length while its gradient was recorded");
+      return {};
+    }
   }
   return flat.take();
 }
@@ -115,10 +125,9 @@ PyRef TensorLists::take_gradients_apart(PyObject* gradients, Py_ssize_t extra) c
       flat.put(value);
       continue;
     }
-    if (list == 0 || !PyList_CheckExact(value) || PyList_GET_SIZE(value) != sizes_[index]) {
+    if (list == 0 || !PyList_CheckExact(value) || !flat.put_items(value, sizes_[index])) {
       return {};
     }
-    flat.put_items(value);
   }
   for (Py_ssize_t count = 0; flat && count < extra; ++count) {
     flat.put(Py_None);

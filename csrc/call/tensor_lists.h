@@ -9,11 +9,13 @@ namespace dutyfree::call {
 // torch.autograd.Function takes and returns single tensors. Where a schema has lists of tensors, PyTorch takes the
 // lists apart before and puts them together after; a TensorLists says where they were. As PyTorch's own code for this
 // (torch._library.autograd.supports_tensorlist), it takes a list apart if it holds nothing but tensors. Functions that
-// return Python objects leave a Python error set where memory runs out.
+// return Python objects leave a Python error set where memory runs out. Belongs to a NodeCall; every member needs the
+// GIL.
 class TensorLists {
  public:
-  void add_value() { sizes_.push_back(kValue); }
-  void add_list(Py_ssize_t size) { sizes_.push_back(size); }
+  // False with a Python error set where memory runs out.
+  bool add_value() { return add(kValue); }
+  bool add_list(Py_ssize_t size) { return add(size); }
 
   std::size_t size() const { return sizes_.size(); }
   // A list's length, or kValue.
@@ -23,7 +25,8 @@ class TensorLists {
 
   // The values with new lists in their places, as a tuple. `flat` holds flat_size() borrowed values.
   PyRef put_together(PyObject* const* flat) const;
-  // The flat values of the tuple `result`, of which this is the structure, as a tuple.
+  // The flat values of the tuple `result`, of which this is the structure, as a tuple. Null with a Python error set
+  // where one of its lists has another length by now.
   PyRef take_apart(PyObject* result) const;
   // The same for the gradients that a backward function returned and `extra` times None; a gradient may be None. Null
   // without a Python error where they have another structure, with one where looking at them raises.
@@ -34,6 +37,16 @@ class TensorLists {
   static constexpr Py_ssize_t kValue = -1;
 
  private:
+  bool add(Py_ssize_t size) {
+    try {
+      sizes_.push_back(size);
+      return true;
+    } catch (const std::bad_alloc&) {
+      PyErr_NoMemory();
+      return false;
+    }
+  }
+
   c10::SmallVector<Py_ssize_t, 8> sizes_;  // one for each value: a list's length, or kValue
 };
 

@@ -15,6 +15,8 @@ def with_closure(function: types.FunctionType, **variables: Any) -> types.Functi
     # No generator here: it would need a cell for `cells`, and CPython 3.11 loses the references to a function's
     # arguments when memory runs out as it makes a cell.
     closure = tuple(map(cells.__getitem__, function.__code__.co_freevars))
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     return made

@@ -6,7 +6,6 @@ need to be called) is used again when it does (PyTorch issue 187319). Here the s
 made become part of the hash.
 """
 
-import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -38,7 +37,11 @@ def distinguish_schemas() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as the finders after it do, and patches it once it is imported."""
+    """Finds the one module as the finders after it do, and patches it once it is imported.
+
+    It stays: who asks for the spec may import nothing, an import may fail and be tried again, and another thread may be
+    going through the list.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -55,10 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
-                # Not before: whoever only asks for the spec imports nothing, and an import may fail and be tried again.
                 _patch(module)
-                with contextlib.suppress(ValueError):
-                    sys.meta_path.remove(self)
 
             loader.exec_module = exec_module
         return spec

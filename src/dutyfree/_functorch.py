@@ -33,17 +33,21 @@ _thread = _Thread()
 
 
 def allow(
-    kernel: types.FunctionType, generated: Any, apply_of: Callable[[type], Callable[..., Any]], definition: CustomOpDef
+    kernel: types.FunctionType,
+    generated: Any,
+    takes_lists_apart: bool,
+    apply_of: Callable[[type], Callable[..., Any]],
+    definition: CustomOpDef,
 ) -> None:
     """Let custom_op's autograd kernel ``kernel``, whose Function is ``generated``, work under torch.func.
 
     ``apply_of`` gives torch's own ``apply`` of a Function, below the refusal.
     """
     cells = closure_of(kernel)
-    if "forward_no_grad" not in cells:
-        return
+    taken_apart = closure_of(generated.apply) if takes_lists_apart else {"orig_apply": None}
+    if "forward_no_grad" not in cells or "orig_apply" not in taken_apart:
+        return  # an unknown torch, whose refusal stands
     cells["forward_no_grad"].cell_contents = _noting_dropped_tangents(cells["forward_no_grad"].cell_contents)
-    takes_lists_apart = isinstance(generated.apply, types.FunctionType)
     # Made when it is first needed, which for most operators is never.
     at_one_level = functools.cache(lambda: apply_of(_recording_at_every_level(generated, takes_lists_apart)))
 
@@ -56,7 +60,7 @@ def allow(
         )
 
     if takes_lists_apart:  # then it calls the other one
-        cell = closure_of(generated.apply)["orig_apply"]
+        cell: Any = taken_apart["orig_apply"]
         original = cell.cell_contents
         cell.cell_contents = functools.partial(_applying(lambda cls: original, works, at_one_level), generated)
     else:

@@ -41,7 +41,7 @@ def prepare(kernel: Any, definition: CustomOpDef) -> tuple[Callable[..., Any] | 
     if generated is None:
         return None, definition, False
     takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
-    _functorch.allow(kernel, generated, _apply_of, definition)
+    _functorch.allow(kernel, generated, takes_lists_apart, _apply_of, definition)
     direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
     node = direct._backward_cls
     node.apply = _core.run_backward_with_lists if takes_lists_apart else _core.run_backward

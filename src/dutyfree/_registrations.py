@@ -72,6 +72,20 @@ def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tup
             )
 
 
+def forget_with(library: Any, operator: _core.Operator) -> None:
+    """Have ``operator`` forget its kernels when its library is destroyed: a redefinition, whoever makes it, does that.
+
+    A known kernel holds the closures of its operator's definition in a way that the garbage collector can't see.
+    """
+    destroy = library._destroy
+
+    def destroy_and_forget() -> None:
+        destroy()
+        operator.forget()
+
+    library._destroy = destroy_and_forget
+
+
 def body_of(entry: Kernel) -> tuple[Kernel, object]:
     """The user's function inside an entry of ``CustomOpDef._backend_fns``, and its key in ``_disabled_kernel``.
 

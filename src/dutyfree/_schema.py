@@ -20,7 +20,7 @@ _PLACEHOLDER_SCHEMA = "bool[]?"
 
 
 def infer_where_pytorch_cannot(
-    fn: Callable[..., Any], mutates_args: str | Iterable[str], tags: Any, names: Mapping[str, Any]
+    fn: Callable[..., Any], mutates_args: str | Iterable[str], tags: Any, caller: types.FrameType
 ) -> str | None:
     """The schema of ``fn``, or None where PyTorch infers it, or where it can't be inferred here either.
 
@@ -28,7 +28,7 @@ def infer_where_pytorch_cannot(
         fn: The function.
         mutates_args: As for :func:`dutyfree.fast_custom_op`.
         tags: The operator's tags.
-        names: Names that the annotations may use beyond the function's globals and what it closes over.
+        caller: The annotations may use its local names, beyond the function's globals and what it closes over.
     """
     if not isinstance(fn, types.FunctionType):
         return None
@@ -40,7 +40,8 @@ def infer_where_pytorch_cannot(
     else:
         return None
     try:
-        return _infer(_with_resolved_annotations(fn, names), mutated, tags)
+        # Not before they are needed: CPython keeps what f_locals showed for as long as the caller runs.
+        return _infer(_with_resolved_annotations(fn, caller.f_locals), mutated, tags)
     except (ValueError, NameError, TypeError):
         return None  # PyTorch's own inference raises its own error
 

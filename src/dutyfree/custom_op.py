@@ -31,14 +31,10 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
 
     def __init__(self, namespace: str, name: str, schema: str, fn: Callable[P, R], tags: Any = None) -> None:
         qualname = f"{namespace}::{name}"
-        replaced = custom_ops.OPDEFS.get(qualname)
         replaced_library: Any = custom_ops.OPDEF_TO_LIB.get(qualname)
         super().__init__(namespace, name, schema, fn, tags)
         # It runs while a kernel is disabled.
         self._init_fn = _registrations.counted(fn, self._opoverload._schema)
-        if isinstance(replaced, CustomOp) and replaced._operator is not None:
-            # Its kernels are gone from the dispatcher. To keep them known would keep the whole object alive.
-            replaced._operator.forget()
         if replaced_library is not None:
             # When the old library is collected, PyTorch drops what torch.ops caches under the names it defined, but
             # this name is the new operator's by now.
@@ -54,6 +50,7 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
         if _settings.enabled():
             self._operator = _core.Operator(self._qualname)
             _registrations.know(self._operator, self, registered)
+            _registrations.forget_with(self._lib, self._operator)
             _front.attach(self._opoverload, self._operator)
             _skip_the_frame_of_call()
 
@@ -184,7 +181,7 @@ def fast_custom_op(
     caller = sys._getframe(1)
 
     def register(fn: Callable[P, R]) -> CustomOp[P, R]:
-        inferred = schema or _schema.infer_where_pytorch_cannot(fn, mutates_args, tags, caller.f_locals)
+        inferred = schema or _schema.infer_where_pytorch_cannot(fn, mutates_args, tags, caller)
         mutated = mutates_args if inferred is schema or inferred is None else _schema.mutated_names(inferred)
         making = _custom_op_making(CustomOp)
         return making(  # type: ignore[no-any-return]
