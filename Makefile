@@ -45,11 +45,14 @@ $(googletest)/src/gtest-all.cc:
 	scripts/get_googletest.sh $(googletest)
 	@touch $@
 
-$(valgrind)/valgrind:
-	scripts/get_valgrind.sh $(valgrind)
+# Without it the counts of instructions are skipped, and nothing else.
+$(valgrind)/.looked-for:
+	scripts/get_valgrind.sh $(valgrind) || mkdir -p $(valgrind)
+	@touch $@
 
-$(with_tests): $(configured) $(googletest)/src/gtest-all.cc $(valgrind)/valgrind
-	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest) -DDUTYFREE_VALGRIND=$(CURDIR)/$(valgrind)
+$(with_tests): $(configured) $(googletest)/src/gtest-all.cc $(valgrind)/.looked-for
+	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest) \
+		-DDUTYFREE_VALGRIND=$$(test -x $(valgrind)/valgrind && echo $(CURDIR)/$(valgrind))
 	@touch $(configured) $@
 
 test: $(with_tests)
@@ -68,7 +71,7 @@ bench: build
 # Counts the instructions of calls anew; tests/test_instructions.py holds later ones to them.
 instructions: $(with_tests)
 	cmake --build $(build)
-	python tests/instruction_counts.py --record
+	python benchmarks/instructions.py --record
 
 # Other builds of the core, beside the normal one: scripts/variant.sh.
 faults: $(setup)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dutyfree.bench import training
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
@@ -28,18 +30,7 @@ CALLS_COLUMNS = {
     "dutyfree.packet": "`torch.ops.ns.op`",
     "dutyfree.overload": "`.default`",
 }
-TRAINING = {
-    "saved": "1 tensor, saved",
-    "norm": "2 tensors saved, 2 results, 1 keyword",
-    "list": "list of 4 tensors, list of 4 results",
-}
-TRAINING_COLUMNS = {
-    "custom_op": "`custom_op`",
-    "dutyfree.object": "dutyfree: `op`",
-    "dutyfree.packet": "`torch.ops.ns.op`",
-    "dutyfree.overload": "`.default`",
-}
-STEPS = ["forward", "forward + backward"]
+TRAINING_COLUMNS = {candidate: title for candidate, title in CALLS_COLUMNS.items() if candidate != "library"}
 
 Rows = dict[tuple[str, str], dict[str, Any]]
 
@@ -84,11 +75,12 @@ def training_table(results: dict[str, Any]) -> str:
     """Each call's time over that of a hand-written Function."""
     rows = rows_of(results)
     lines = header(["times a hand-written Function", "which takes, µs", *TRAINING_COLUMNS.values()])
-    for case, title in TRAINING.items():
-        for step in STEPS:
-            function = rows[f"{case}, {step}", "function"]["us"]
-            ratios = (f"{rows[f'{case}, {step}', candidate]['us'] / function:.2f}" for candidate in TRAINING_COLUMNS)
-            lines.append(f"| {title}: {step} | {function:.2f} | " + " | ".join(ratios) + " |")
+    for case in training.CASES:
+        for step in training.STEPS:
+            key = training.key_of(case, step)
+            function = rows[key, training.BASELINE]["us"]
+            ratios = (f"{rows[key, candidate]['us'] / function:.2f}" for candidate in TRAINING_COLUMNS)
+            lines.append(f"| {case.title}: {step} | {function:.2f} | " + " | ".join(ratios) + " |")
     return "\n".join(lines + note(results))
 
 

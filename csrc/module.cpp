@@ -7,7 +7,7 @@
 #include "call/node_call.h"
 #include "call/op_callable.h"
 #include "call/operator_object.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 #include "torch_compat/python_handle.h"
 
@@ -41,7 +41,7 @@ PyMODINIT_FUNC PyInit__core() {
       !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
       !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_node_call_type(module) ||
       !dutyfree::call::add_forward(module) || !dutyfree::call::add_backward(module) ||
-      !dutyfree::observe::choose_seeded_fault(module)) {
+      !dutyfree::choose_seeded_fault(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

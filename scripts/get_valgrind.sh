@@ -12,7 +12,9 @@ if command -v valgrind >/dev/null && [ -f /usr/include/valgrind/callgrind.h ]; t
 else
   "$(dirname "$0")/unpack_package.sh" valgrind "$target/package"
   include=$target/package/usr/include
-  tools=$(dirname "$(find "$target/package" -name 'callgrind-*-linux' | head -n 1)")
+  tool=$(find "$target/package" -name 'callgrind-*-linux' | head -n 1)
+  [ -n "$tool" ] || { echo "error: Debian's package valgrind holds no callgrind" >&2; exit 1; }
+  tools=$(dirname "$tool")
   # Not the package's own wrapper, which sets variables that the measured program would inherit.
   command="VALGRIND_LIB=$tools exec $target/package/usr/bin/valgrind.bin"
 fi

@@ -3,7 +3,7 @@
 # checkout's Python files beside that core. COMMAND runs with that package; without one the folder is printed, and
 # `PYTHONPATH=build/NAME/package python ...` chooses it.
 #
-#   faults    the core makes the mistake that DUTYFREE_FAULT names, see csrc/observe/seeded_fault.h
+#   faults    the core makes the mistake that DUTYFREE_FAULT names, see csrc/seeded_fault.h
 #   sanitize  the same, instrumented for AddressSanitizer and UndefinedBehaviorSanitizer; scripts/sanitize.sh runs it
 set -euo pipefail
 name=${1:?usage: variant.sh NAME [COMMAND ...]}
@@ -39,5 +39,10 @@ ln -s "$build"/_core*.so "$build/_build_info.py" "$package/dutyfree/"
 if [ $# = 0 ]; then
   echo "$package"
 else
+  # Not the normal core by mistake: sitecustomize.py knows the editable installation by a private name.
+  if [ "$name" = faults ] && ! PYTHONPATH=$package python -c 'from dutyfree import _core; _core.seeded_faults()'; then
+    echo "error: Python does not import the core in $package" >&2
+    exit 1
+  fi
   PYTHONPATH=$package exec "$@"
 fi

@@ -1,4 +1,4 @@
-"""For each mistake that the core can be told to make (csrc/observe/seeded_fault.h): one call that it spoils.
+"""For each mistake that the core can be told to make (csrc/seeded_fault.h): one call that it spoils.
 
 ``python fault_checks.py NAME`` makes that call and ends with an AssertionError where the result is wrong. It proves
 that a fault that the other checks don't find is theirs to find, and not one that never happens. ``make faults`` and

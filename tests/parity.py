@@ -121,7 +121,7 @@ def assert_took(path: str, code: str, reason: str | tuple[str, ...]) -> None:
     if not code:
         assert path == "direct"
     elif code == "requires-grad":
-        assert path in ("pytorch", "autograd")
+        assert path == "autograd"
     else:
         assert path == "pytorch"
 
@@ -158,7 +158,7 @@ def ways_between(before: Counts, after: Counts) -> set[tuple[str, str]]:
     if "autograd" in paths:
         ways.add(("autograd", "requires-grad"))
     if "pytorch" in paths:
-        ways |= {("pytorch", code) for code in codes if code != "requires-grad" or "autograd" not in paths}
+        ways |= {("pytorch", code) for code in codes if code != "requires-grad"}
     return ways
 
 

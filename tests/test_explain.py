@@ -12,7 +12,8 @@ from parity import SPELLINGS, Pair, call, pair_of, unique_namespaces
 
 REASONS = {
     "", "disabled", "schema", "torch-function-mode", "dispatch-mode", "thread-state", "argument-count",
-    "argument-name", "argument-type", "tensor-subclass", "tensor-key", "requires-grad", "kernel", "inference-mutation",
+    "argument-name", "argument-type", "tensor-subclass", "tensor-key", "requires-grad", "out-gradient",
+    "gradient-form", "patched-apply", "kernel", "inference-mutation",
 }  # fmt: skip
 
 

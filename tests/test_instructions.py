@@ -5,22 +5,24 @@ import json
 
 import pytest
 
-import instruction_counts
+import instructions
 
-RECORDED = json.loads(instruction_counts.RECORDED.read_text())
+RECORDED = json.loads(instructions.RECORDED.read_text())
 # Both ways: what got faster is worth recording, and later holding.
 ALLOWED = 0.10
 
 
 @functools.cache
 def counted() -> dict[str, dict[str, int]]:
-    return instruction_counts.count()
+    return instructions.count()
 
 
 @pytest.fixture
 def same_environment() -> None:
     """Counts of another compiler, Python or torch are other counts, which no limit can tell from a mistake."""
-    here = instruction_counts.environment()
+    if not instructions.VALGRIND.exists():
+        pytest.skip("no valgrind: `make test` found no Debian package of it, nor one on the machine")
+    here = instructions.environment()
     differing = [
         f"{name}: {value} here, {RECORDED['environment'].get(name)} when they were recorded"
         for name, value in here.items()
@@ -31,7 +33,7 @@ def same_environment() -> None:
 
 
 def test_every_shape_is_recorded() -> None:
-    assert {shape.name for shape in instruction_counts.shapes()} == set(RECORDED["instructions per call"])
+    assert set(instructions.names()) == set(RECORDED["instructions per call"])
 
 
 @pytest.mark.timeout(300)
@@ -39,10 +41,10 @@ def test_every_shape_is_recorded() -> None:
 @pytest.mark.parametrize("shape", RECORDED["instructions per call"])
 def test_a_call_has_as_many_instructions_as_recorded(shape: str) -> None:
     recorded, here = RECORDED["instructions per call"][shape], counted()[shape]
-    for what, expected, found in (
-        ("the call", recorded["direct"], here["direct"]),
-        ("what it costs beyond the plain function", cost_of(recorded), cost_of(here)),
-    ):
+    compared = [("the call", recorded["operator"], here["operator"])]
+    if not shape.startswith("gradient"):  # whose cost beside a Function's is next to nothing, or less
+        compared.append(("what it costs beyond the plain function", cost_of(recorded), cost_of(here)))
+    for what, expected, found in compared:
         change = found / expected - 1
         assert abs(change) <= ALLOWED, (
             f"{what}: {found} instructions, {expected} recorded ({change:+.0%}). If that is meant: make instructions"
@@ -50,4 +52,4 @@ def test_a_call_has_as_many_instructions_as_recorded(shape: str) -> None:
 
 
 def cost_of(counts: dict[str, int]) -> int:
-    return counts["direct"] - counts["plain"]
+    return counts["operator"] - counts["plain"]

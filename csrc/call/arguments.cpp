@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "call/values.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
@@ -13,9 +13,7 @@
 namespace dutyfree::call {
 namespace {
 
-using observe::Fault;
 using observe::Reason;
-using observe::seeded;
 
 enum class Fit : std::uint8_t { Passes, Converts, Fails };
 

@@ -7,7 +7,7 @@
 
 #include "call/signature.h"
 #include "observe/reason.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
@@ -102,7 +102,7 @@ bool BoundArguments::any_tensor(const Signature& signature, const std::vector<st
     }
     // A body may have changed the list it was given, so its elements are checked again.
     PyObject** items = PySequence_Fast_ITEMS(value);
-    const Py_ssize_t past_end = observe::seeded(observe::Fault::ListReadPastEnd) ? 1 : 0;
+    const Py_ssize_t past_end = seeded(Fault::ListReadPastEnd) ? 1 : 0;
     for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value) + past_end; ++index) {
       if (torch_compat::is_exact_tensor(items[index]) && visit(*torch_compat::tensor_impl(items[index]))) {
         return true;

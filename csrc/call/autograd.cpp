@@ -5,14 +5,11 @@
 
 #include "call/direct.h"
 #include "call/node_call.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/conversion.h"
 
 namespace dutyfree::call {
 namespace {
-
-using observe::Fault;
-using observe::seeded;
 
 // Interned, owned for the life of the process; so are the tuples of names.
 PyObject* setup_context_name = nullptr;
@@ -117,7 +114,7 @@ PyRef context_inputs(const RunningCall& call, const NodeCall& node, PyObject* co
   const std::size_t count = call.op.signature().positional_count();
   PyRef together;
   if (call.autograd->flattens_lists) {
-    together = node.inputs.put_together(given);
+    together = node.inputs.unflatten(given);
     if (!together) {
       return {};
     }
@@ -180,7 +177,7 @@ PyObject* flat_result(NodeCall& node, PyObject* ctx, PyRef result) {
   if (PyObject_SetAttr(ctx, metadata_name, reinterpret_cast<PyObject*>(&node)) < 0) {
     return nullptr;
   }
-  return node.outputs.take_apart(result.get()).release();
+  return node.outputs.flatten(result.get()).release();
 }
 
 // `forward` of an operator's Function: (ctx, *inputs, NodeCall).
@@ -234,7 +231,7 @@ PyObject* record_gradient(const RunningCall& call) {
       PyErr_SetString(PyExc_SystemError, "the Function of an operator returned other values than its forward");
       return nullptr;
     }
-    result = node.outputs.put_together(&PyTuple_GET_ITEM(result.get(), 0));
+    result = node.outputs.unflatten(&PyTuple_GET_ITEM(result.get(), 0));
     if (result && !node.result_is_tuple) {
       result = PyRef::borrow(PyTuple_GET_ITEM(result.get(), 0));
     }

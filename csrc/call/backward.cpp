@@ -7,7 +7,7 @@
 
 #include "call/apply_watch.h"
 #include "call/node_call.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 
 namespace dutyfree::call {
 namespace {
@@ -118,7 +118,7 @@ PyObject* run_backward(PyObject* node, PyObject* const* grads, Py_ssize_t count)
   }
   PyRef gradients;
   {
-    const Py_ssize_t extra = observe::seeded(observe::Fault::NeedsInputGradWhole) ? 0 : 1;
+    const Py_ssize_t extra = seeded(Fault::NeedsInputGradWhole) ? 0 : 1;
     const PyRef shown = PyRef::steal(PyTuple_GetSlice(needed.get(), 0, PyTuple_GET_SIZE(needed.get()) - extra));
     if (!shown) {
       return nullptr;
@@ -157,9 +157,9 @@ PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssi
   }
   PyRef gradients;
   {
-    const PyRef all = made.inputs.put_together(&PyTuple_GET_ITEM(needed.get(), 0));
+    const PyRef all = made.inputs.unflatten(&PyTuple_GET_ITEM(needed.get(), 0));
     const PyRef shown = PyRef::steal(all ? PyTuple_GetSlice(all.get(), 0, PyTuple_GET_SIZE(all.get()) - 1) : nullptr);
-    const PyRef grouped = made.outputs.put_together(grads);
+    const PyRef grouped = made.outputs.unflatten(grads);
     if (!shown || !grouped) {
       return nullptr;
     }
@@ -174,7 +174,7 @@ PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssi
   if (!gradients) {
     return nullptr;
   }
-  PyRef flat = made.inputs.take_gradients_apart(gradients.get(), 1);
+  PyRef flat = made.inputs.flatten_gradients(gradients.get(), 1);
   if (!flat && PyErr_Occurred() == nullptr) {
     return refuse_gradients(node, gradients.get());
   }

@@ -1,14 +1,11 @@
 #include "call/direct.h"
 
 #include "call/results.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 
 namespace dutyfree::call {
 namespace {
-
-using observe::Fault;
-using observe::seeded;
 
 PyRef run_function(const RunningCall& call) {
   const torch_compat::BelowAutograd guard(call.thread,
@@ -35,6 +32,9 @@ PyRef run_body(const RunningCall& call, int kernels_crossed) {
   }
   PyRef result = run_function(call);
   if (!result) {
+    if (seeded(Fault::ExceptionKeepsKeys)) {
+      call.thread.set_excluded(call.thread.excluded() | c10::autograd_dispatch_keyset);
+    }
     return {};
   }
   PyObject* judge = seeded(Fault::KernelUnheld) ? call.decision.backend->judge() : call.judge.get();

@@ -3,17 +3,15 @@
 #include <algorithm>
 
 #include "call/apply_watch.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
 namespace {
 
-using observe::Fault;
 using observe::Path;
 using observe::Reason;
-using observe::seeded;
 
 // The thread's own reasons to leave the direct path.
 Reason thread_reason(const torch_compat::ThreadState& thread, c10::DispatchKeySet included) {
@@ -58,6 +56,21 @@ bool records_gradient(const Operator& op, const BoundArguments& arguments) {
   return std::any_of(signature.gradient_slots().begin(), signature.gradient_slots().end(), [&](std::uint8_t slot) {
     return asks_for_gradient(arguments.value(slot), signature.slots()[slot].type.list);
   });
+}
+
+// None where there is no gradient to record, RequiresGrad where the core records it, else why PyTorch has to.
+Reason gradient_reason(const Operator& op, const BoundArguments& arguments, const Route& route) {
+  // PyTorch refuses a gradient through an out= argument, wherever it is.
+  if (op.returns_out() && any_requires_grad(op, arguments)) [[unlikely]] {
+    return Reason::OutGradient;
+  }
+  if (!records_gradient(op, arguments)) {
+    return Reason::None;
+  }
+  if (route.autograd == nullptr || op.signature().results_may_nest()) [[unlikely]] {
+    return Reason::GradientForm;
+  }
+  return function_apply_stands() ? Reason::RequiresGrad : Reason::PatchedApply;
 }
 
 bool mutates_inference_tensor(const Operator& op, const BoundArguments& arguments) {
@@ -109,14 +122,11 @@ void walk(Operator& op,
     }
   }
   if (arguments.may_require_grad() && route.below_autograd && thread.grad_mode()) {
-    // PyTorch refuses a gradient through an out= argument, wherever it is.
-    const bool refused = op.returns_out() && any_requires_grad(op, arguments);
-    if (refused || records_gradient(op, arguments)) {
-      decision.reason = Reason::RequiresGrad;
-      if (refused || route.autograd == nullptr || op.signature().results_may_nest() || !function_apply_stands()) {
-        return;
-      }
+    decision.reason = gradient_reason(op, arguments, route);
+    if (decision.reason == Reason::RequiresGrad) {
       decision.autograd = route.autograd;
+    } else if (decision.reason != Reason::None) [[unlikely]] {
+      return;
     }
   }
   if (route.bumps_versions && !thread.inference_mode() && mutates_inference_tensor(op, arguments)) [[unlikely]] {
@@ -145,7 +155,8 @@ Decision decide(Operator& op,
     decision.reason = Reason::Schema;
     return decision;
   }
-  const c10::DispatchKeySet included = thread.included();
+  const c10::DispatchKeySet included =
+      seeded(Fault::IncludedKeyIgnored) ? c10::default_included_set : thread.included();
   decision.reason = thread_reason(thread, included);
   if (decision.reason != Reason::None) [[unlikely]] {
     decision.key = (included - torch_compat::kOrdinaryIncludedKeys).highestPriorityTypeId();

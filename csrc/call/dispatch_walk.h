@@ -5,7 +5,7 @@
 #include "call/arguments.h"
 #include "call/operator.h"
 #include "observe/reason.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/thread_state.h"
 
@@ -37,9 +37,9 @@ Decision decide(Operator& op,
 inline c10::DispatchKeySet dispatch_keys(const Operator& op,
                                          const BoundArguments& arguments,
                                          const torch_compat::ThreadState& thread) {
-  const auto excluded =
-      observe::seeded(observe::Fault::ExcludedKeyIgnored) ? c10::default_excluded_set : thread.excluded();
-  return torch_compat::call_key_set(op.entry(), arguments.keys(), thread.included(), excluded);
+  const auto included = seeded(Fault::IncludedKeyIgnored) ? c10::default_included_set : thread.included();
+  const auto excluded = seeded(Fault::ExcludedKeyIgnored) ? c10::default_excluded_set : thread.excluded();
+  return torch_compat::call_key_set(op.entry(), arguments.keys(), included, excluded);
 }
 
 }  // namespace dutyfree::call

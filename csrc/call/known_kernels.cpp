@@ -1,6 +1,6 @@
 #include "call/known_kernels.h"
 
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
@@ -15,7 +15,7 @@ PyObject* BackendKernel::look_up() {
 }
 
 PyObject* BackendKernel::enabled_function() const {
-  if (observe::seeded(observe::Fault::DisabledKernelIgnored)) {
+  if (seeded(Fault::DisabledKernelIgnored)) {
     return function_.get();
   }
   // The key is a str, None or Ellipsis, so this runs no Python code and can't fail.

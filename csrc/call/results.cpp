@@ -3,15 +3,12 @@
 #include <array>
 
 #include "call/values.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/conversion.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
 namespace {
-
-using observe::Fault;
-using observe::seeded;
 
 // The storages of a call's results, each compared with those before it and with the inputs'.
 class AliasCheck {

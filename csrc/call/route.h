@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "call/known_kernels.h"
-#include "observe/seeded_fault.h"
+#include "seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
@@ -28,7 +28,7 @@ class Route {
     for (int step = 0; step < length_; ++step) {
       const Step& expected = steps_[static_cast<std::size_t>(step)];
       if (torch_compat::identity_at(entry, expected.index) != expected.identity &&
-          !observe::seeded(observe::Fault::ReplacedKernelIgnored)) [[unlikely]] {
+          !seeded(Fault::ReplacedKernelIgnored)) [[unlikely]] {
         return false;
       }
     }

@@ -70,7 +70,7 @@ Py_ssize_t TensorLists::flat_size() const {
   return count;
 }
 
-PyRef TensorLists::put_together(PyObject* const* flat) const {
+PyRef TensorLists::unflatten(PyObject* const* flat) const {
   PyRef values = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(sizes_.size())));
   if (!values) {
     return {};
@@ -93,7 +93,7 @@ PyRef TensorLists::put_together(PyObject* const* flat) const {
   return values;
 }
 
-PyRef TensorLists::take_apart(PyObject* result) const {
+PyRef TensorLists::flatten(PyObject* result) const {
   FlatValues flat(flat_size());
   for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
     PyObject* value = PyTuple_GET_ITEM(result, static_cast<Py_ssize_t>(index));
@@ -107,7 +107,7 @@ PyRef TensorLists::take_apart(PyObject* result) const {
   return flat.take();
 }
 
-PyRef TensorLists::take_gradients_apart(PyObject* gradients, Py_ssize_t extra) const {
+PyRef TensorLists::flatten_gradients(PyObject* gradients, Py_ssize_t extra) const {
   if (PyTuple_GET_SIZE(gradients) != static_cast<Py_ssize_t>(sizes_.size())) {
     return {};
   }

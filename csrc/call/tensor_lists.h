@@ -24,13 +24,13 @@ class TensorLists {
   Py_ssize_t flat_size() const;
 
   // The values with new lists in their places, as a tuple. `flat` holds flat_size() borrowed values.
-  PyRef put_together(PyObject* const* flat) const;
+  PyRef unflatten(PyObject* const* flat) const;
   // The flat values of the tuple `result`, of which this is the structure, as a tuple. Null with a Python error set
   // where one of its lists has another length by now.
-  PyRef take_apart(PyObject* result) const;
+  PyRef flatten(PyObject* result) const;
   // The same for the gradients that a backward function returned and `extra` times None; a gradient may be None. Null
   // without a Python error where they have another structure, with one where looking at them raises.
-  PyRef take_gradients_apart(PyObject* gradients, Py_ssize_t extra) const;
+  PyRef flatten_gradients(PyObject* gradients, Py_ssize_t extra) const;
   // The structure as PyTorch would have it, for its own Python code.
   PyRef as_tree_spec() const;
 

@@ -24,10 +24,13 @@ enum class Reason : std::uint8_t {
   TensorSubclass,
   TensorKey,
   RequiresGrad,
+  OutGradient,
+  GradientForm,
+  PatchedApply,
   Kernel,
   InferenceMutation,
 };
-inline constexpr std::array<const char*, 14> kReasonNames = {
+inline constexpr std::array<const char*, 17> kReasonNames = {
     "",
     "disabled",
     "schema",
@@ -40,6 +43,9 @@ inline constexpr std::array<const char*, 14> kReasonNames = {
     "tensor-subclass",
     "tensor-key",
     "requires-grad",
+    "out-gradient",
+    "gradient-form",
+    "patched-apply",
     "kernel",
     "inference-mutation",
 };

@@ -39,8 +39,9 @@ class DefinitionListener final : public c10::OpRegistrationListener {
 
 void forget_python_handles_of_lost_definitions() {
   // Never taken back: definitions may go until the process ends.
-  static const auto* listening = new c10::RegistrationHandleRAII(
-      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<DefinitionListener>()));
+  static const auto* listening =
+      new c10::RegistrationHandleRAII(c10::Dispatcher::singleton()
+                                          .addRegistrationListener(std::make_unique<DefinitionListener>()));
   static_cast<void>(listening);
 }
 

@@ -11,8 +11,6 @@
 #include <optional>
 #include <vector>
 
-#include "observe/seeded_fault.h"
-
 // The calling thread's state that decides how a call is dispatched. It is read on every call and never kept.
 namespace dutyfree::torch_compat {
 
@@ -69,9 +67,7 @@ class ThreadState {
     return here_;
   }
 
-  c10::DispatchKeySet included() const {
-    return observe::seeded(observe::Fault::IncludedKeyIgnored) ? c10::default_included_set : keys_->included();
-  }
+  c10::DispatchKeySet included() const { return keys_->included(); }
   c10::DispatchKeySet excluded() const { return keys_->excluded(); }
   void set_excluded(c10::DispatchKeySet keys) const { keys_->set_excluded(keys); }
 
@@ -122,8 +118,7 @@ class BelowAutograd {
     }
   }
   ~BelowAutograd() {
-    const bool keeps = observe::seeded(observe::Fault::ExceptionKeepsKeys) && PyErr_Occurred() != nullptr;
-    if (!added_.empty() && !keeps) {
+    if (!added_.empty()) {
       thread_.set_excluded(thread_.excluded() - added_);
     }
   }

@@ -35,7 +35,7 @@ _thread = _Thread()
 def allow(
     kernel: types.FunctionType,
     generated: Any,
-    takes_lists_apart: bool,
+    flattens_lists: bool,
     apply_of: Callable[[type], Callable[..., Any]],
     definition: CustomOpDef,
 ) -> None:
@@ -44,12 +44,12 @@ def allow(
     ``apply_of`` gives torch's own ``apply`` of a Function, below the refusal.
     """
     cells = closure_of(kernel)
-    taken_apart = closure_of(generated.apply) if takes_lists_apart else {"orig_apply": None}
-    if "forward_no_grad" not in cells or "orig_apply" not in taken_apart:
+    flattening = closure_of(generated.apply) if flattens_lists else {"orig_apply": None}
+    if "forward_no_grad" not in cells or "orig_apply" not in flattening:
         return  # an unknown torch, whose refusal stands
     cells["forward_no_grad"].cell_contents = _noting_dropped_tangents(cells["forward_no_grad"].cell_contents)
     # Made when it is first needed, which for most operators is never.
-    at_one_level = functools.cache(lambda: apply_of(_recording_at_every_level(generated, takes_lists_apart)))
+    at_one_level = functools.cache(lambda: apply_of(_recording_at_every_level(generated, flattens_lists)))
 
     def works(cls: type, args: tuple[Any, ...]) -> bool:
         return (
@@ -59,8 +59,8 @@ def allow(
             and not _forward_mode_is_involved(args)
         )
 
-    if takes_lists_apart:  # then it calls the other one
-        cell: Any = taken_apart["orig_apply"]
+    if flattens_lists:  # then it calls the other one
+        cell: Any = flattening["orig_apply"]
         original = cell.cell_contents
         cell.cell_contents = functools.partial(_applying(lambda cls: original, works, at_one_level), generated)
     else:
@@ -86,12 +86,12 @@ class _GradModeOn:
             return self._op.redispatch(keyset, *args, **kwargs)
 
 
-def _recording_at_every_level(generated: Any, takes_lists_apart: bool) -> type:
+def _recording_at_every_level(generated: Any, flattens_lists: bool) -> type:
     """The same Function, whose ``forward`` takes the call on with grad mode on."""
     outer = generated.forward
-    inner = closure_of(outer)["orig_forward"].cell_contents if takes_lists_apart else outer
+    inner = closure_of(outer)["orig_forward"].cell_contents if flattens_lists else outer
     inner = with_closure(inner, op=_GradModeOn(closure_of(inner)["op"].cell_contents))
-    forward = with_closure(outer, orig_forward=inner) if takes_lists_apart else inner
+    forward = with_closure(outer, orig_forward=inner) if flattens_lists else inner
     return type(generated.__name__, (generated,), {"forward": staticmethod(forward)})
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 from dutyfree import _core, _functorch
 from dutyfree._closures import closure_of, with_closure
 
-_TAKES_LISTS_APART = "supports_tensorlist.<locals>.new_apply"
+_FLATTENS_LISTS = "supports_tensorlist.<locals>.new_apply"
 _A_BACKWARD = "supports_tensorlist.<locals>.new_backward"
 
 
@@ -40,13 +40,13 @@ def prepare(kernel: Any, definition: CustomOpDef) -> tuple[Callable[..., Any] | 
     generated = _function_of(kernel) if isinstance(kernel, types.FunctionType) else None
     if generated is None:
         return None, definition, False
-    takes_lists_apart = getattr(generated.apply, "__qualname__", "") == _TAKES_LISTS_APART
-    _functorch.allow(kernel, generated, takes_lists_apart, _apply_of, definition)
+    flattens_lists = getattr(generated.apply, "__qualname__", "") == _FLATTENS_LISTS
+    _functorch.allow(kernel, generated, flattens_lists, _apply_of, definition)
     direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
     node = direct._backward_cls
-    node.apply = _core.run_backward_with_lists if takes_lists_apart else _core.run_backward
+    node.apply = _core.run_backward_with_lists if flattens_lists else _core.run_backward
     node._definition = definition
-    return _apply_of(direct), definition, takes_lists_apart
+    return _apply_of(direct), definition, flattens_lists
 
 
 def _function_of(kernel: types.FunctionType) -> Any:

@@ -67,8 +67,8 @@ def check(
     seed: Annotated[int, typer.Option(help="The same seed makes the same cases.")] = 0,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
     save: Annotated[
-        Path, typer.Option(help="Where the script of a difference goes, and of a crash.", file_okay=False)
-    ] = Path("build/fuzz"),
+        Path | None, typer.Option(help="Where the script of a difference goes, and of a crash.", file_okay=False)
+    ] = None,
 ) -> None:
     """Compare operators with torch.library.custom_op's; exits with 1 at the first difference that is not documented."""
     if not fuzz:
@@ -93,5 +93,6 @@ def check(
     if failure is not None:
         console.print(failure.text, markup=False, highlight=False)
         console.print(f"\n{failure.script()}", markup=False, highlight=False)
-        console.print(f"The script: {failure.path}")
+        if failure.path is not None:
+            console.print(f"The script: {failure.path}")
         raise typer.Exit(1)

@@ -21,6 +21,9 @@ _SENTENCES = {
     "tensor-subclass": "{argument} is a tensor subclass: {value}",
     "tensor-key": "a tensor carries the dispatch key {key}",
     "requires-grad": "an input requires grad and grad mode is on",
+    "out-gradient": "an input requires grad, which functions with out= arguments don't support",
+    "gradient-form": "an input requires grad, and PyTorch has to record the gradient of such results",
+    "patched-apply": "an input requires grad, and torch.autograd.Function.apply is not torch's own any more",
     "kernel": "the kernel that serves the dispatch key {key} is not one of custom_op's own",
     "inference-mutation": "an inference tensor would be mutated outside inference mode",
 }

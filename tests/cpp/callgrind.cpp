@@ -1,4 +1,4 @@
-// Lets a Python program tell callgrind, which runs it, what to count: see tests/instruction_counts.py. Outside of
+// Lets a Python program tell callgrind, which runs it, what to count: see benchmarks/instructions.py. Outside of
 // callgrind the requests do nothing.
 #include <Python.h>
 

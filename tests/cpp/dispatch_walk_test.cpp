@@ -121,9 +121,11 @@ TEST_F(Walk, SeesAKernelForAKeyThatWasAFallthrough) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
 }
 
-TEST_F(Walk, LeavesGradientsToAutograd) {
+TEST_F(Walk, LeavesGradientsToPyTorchWhereItsKernelIsNotKnownToTheEnd) {
   const at::Tensor leaf = at::ones({2}).requires_grad_(true);
-  EXPECT_EQ(decide(at::ones({2}), leaf).reason, Reason::RequiresGrad);
+  const Decision decision = decide(at::ones({2}), leaf);
+  EXPECT_EQ(decision.path, Path::PyTorch);
+  EXPECT_EQ(decision.reason, Reason::GradientForm);
   const at::NoGradGuard no_grad;
   EXPECT_EQ(decide(at::ones({2}), leaf).path, Path::Direct);
 }

@@ -1,8 +1,9 @@
 """Counts the instructions of one call, by callgrind: what a timing can't tell from noise, a count shows exactly.
 
-``python instruction_counts.py --record`` (`make instructions`) writes ``benchmarks/results/instructions.json``;
-``test_instructions.py`` compares with it. The bodies are empty, so that what is counted is the call. Each operator is
-counted beside its plain function, made and called in the same way; their difference is what being an operator costs.
+``python benchmarks/instructions.py --record`` (`make instructions`) writes ``benchmarks/results/instructions.json``;
+``tests/test_instructions.py`` compares with it. The bodies are empty, so that what is counted is the call. Each
+operator is counted beside its plain function, made and called in the same way; their difference is what being an
+operator costs. Calls that record a gradient are counted beside a hand-written ``torch.autograd.Function``.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from torch import Tensor
 
 import dutyfree
 from dutyfree import _core
-from dutyfree.bench import calls
+from dutyfree.bench import calls, training
 from dutyfree.bench.measure import Block, Call, timed_block
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,7 @@ def with_empty_body(shape: Shape) -> Callable[..., Any]:
 
 
 def blocks() -> Iterator[tuple[str, str, Block]]:
+    """What is counted: the name of the call, "operator" or "plain", and the loop around it."""
     for number, shape in enumerate(shapes()):
         body = with_empty_body(shape)
         yield shape.name, "plain", timed_block(body, shape.call)
@@ -95,7 +97,20 @@ def blocks() -> Iterator[tuple[str, str, Block]]:
         spelled: Any = op._opoverload if shape.spelling == "overload" else op
         plan = dutyfree.explain(spelled, *shape.call.args, **shape.call.kwargs)
         assert plan.path == "direct", f"{shape.name}: {plan}"
-        yield shape.name, "direct", timed_block(spelled, shape.call)
+        yield shape.name, "operator", timed_block(spelled, shape.call)
+    for case in training.CASES:
+        by_candidate = training.blocks(case, training.FORWARD)
+        key = training.key_of(case, training.FORWARD)
+        yield gradient(case), "plain", by_candidate[key, training.BASELINE]
+        yield gradient(case), "operator", by_candidate[key, "dutyfree.object"]
+
+
+def gradient(case: training.TrainingCase) -> str:
+    return f"gradient: {case.title}"
+
+
+def names() -> list[str]:
+    return [shape.name for shape in shapes()] + [gradient(case) for case in training.CASES]
 
 
 def run_under_callgrind() -> None:
@@ -117,7 +132,7 @@ def run_under_callgrind() -> None:
 
 
 def count() -> dict[str, dict[str, int]]:
-    """Instructions per call, by shape: of the operator ("direct") and of its plain function ("plain")."""
+    """Instructions per call, by name: of the operator ("operator") and of what it is counted beside ("plain")."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [
@@ -137,12 +152,10 @@ def count() -> dict[str, dict[str, int]]:
             if name is not None and total is not None:
                 totals[name[1]] = int(total[1])
     counts: dict[str, dict[str, int]] = {}
-    for shape in shapes():
-        counts[shape.name] = {
-            kind: round(
-                (totals[f"{shape.name}/{kind}/{MORE}"] - totals[f"{shape.name}/{kind}/{FEWER}"]) / (MORE - FEWER)
-            )
-            for kind in ("direct", "plain")
+    for name in names():
+        counts[name] = {
+            kind: round((totals[f"{name}/{kind}/{MORE}"] - totals[f"{name}/{kind}/{FEWER}"]) / (MORE - FEWER))
+            for kind in ("operator", "plain")
         }
     return counts
 
@@ -178,10 +191,10 @@ def record() -> None:
         "compiler": core_compiler(),
         "valgrind": subprocess.run([VALGRIND, "--version"], capture_output=True, text=True, check=True).stdout.strip(),
     }
-    document = {"environment": environment(), "recorded with": versions, "instructions per call": count()}
+    document = {"schema": 1, "environment": environment(), "recorded with": versions, "instructions per call": count()}
     RECORDED.write_text(json.dumps(document, indent=2) + "\n")
     for shape, counts in document["instructions per call"].items():
-        print(f"{shape:28} {counts['direct']:6} an operator's call, {counts['plain']:6} the plain function's")
+        print(f"{shape:48} {counts['operator']:6} an operator's call, {counts['plain']:6} the plain one")
 
 
 if __name__ == "__main__":

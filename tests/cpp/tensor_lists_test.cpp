@@ -1,0 +1,96 @@
+#include "call/tensor_lists.h"
+
+#include <gtest/gtest.h>
+
+#include "python_values.h"
+
+namespace dutyfree::call {
+namespace {
+
+using testing::evaluate;
+using testing::repr;
+using testing::tensor;
+
+// A value, a list of two, an empty list.
+TensorLists example() {
+  TensorLists lists;
+  EXPECT_TRUE(lists.add_value() && lists.add_list(2) && lists.add_list(0));
+  return lists;
+}
+
+// The same with numbers in the place of tensors, which no function here but is_tensor_list looks at.
+std::string unflattened(const TensorLists& lists, const char* flat) {
+  const PyRef values = evaluate(flat);
+  return repr(lists.unflatten(&PyTuple_GET_ITEM(values.get(), 0)).get());
+}
+
+// The flat gradients, "error" with a Python error set, or "refused" without one.
+std::string flat_gradients(const TensorLists& lists, PyRef gradients) {
+  const PyRef flat = lists.flatten_gradients(gradients.get(), 1);
+  if (flat) {
+    return repr(flat.get());
+  }
+  const bool error = PyErr_Occurred() != nullptr;
+  PyErr_Clear();
+  return error ? "error" : "refused";
+}
+
+TEST(TensorListsTest, CountsFlatValues) {
+  EXPECT_EQ(example().flat_size(), 3);
+  EXPECT_EQ(TensorLists().flat_size(), 0);
+}
+
+TEST(TensorListsTest, PutsListsBackInTheirPlaces) {
+  EXPECT_EQ(unflattened(example(), "(1, 2, 3)"), "(1, [2, 3], [])");
+  EXPECT_EQ(unflattened(TensorLists(), "()"), "()");
+}
+
+TEST(TensorListsTest, HoldsMoreValuesThanFitInTheObject) {
+  TensorLists lists;
+  for (int count = 0; count < 9; ++count) {
+    EXPECT_TRUE(lists.add_value());
+  }
+  EXPECT_EQ(unflattened(lists, "tuple(range(9))"), "(0, 1, 2, 3, 4, 5, 6, 7, 8)");
+}
+
+TEST(TensorListsTest, FlattensAResult) {
+  const PyRef result = evaluate("(1, [2, 3], [])");
+  EXPECT_EQ(repr(example().flatten(result.get()).get()), "(1, 2, 3)");
+}
+
+TEST(TensorListsTest, RefusesAResultWhoseListChangedItsLength) {
+  const PyRef result = evaluate("(1, [2, 3, 4], [])");
+  EXPECT_FALSE(example().flatten(result.get()));
+  EXPECT_TRUE(PyErr_ExceptionMatches(PyExc_RuntimeError));
+  PyErr_Clear();
+}
+
+TEST(TensorListsTest, FlattensGradientsAndAddsNone) {
+  EXPECT_EQ(flat_gradients(example(), evaluate("(1, [None, None], [])")), "(1, None, None, None)");
+}
+
+TEST(TensorListsTest, RefusesGradientsOfAnotherStructure) {
+  for (const char* gradients :
+       {"()", "(1, [None], [])", "(1, None, [])", "([], [None, None], [])", "((), [None, None], [])",
+        "(1, (None, None), [])", "(1, [None, 2], [])", "(1, [None, None], [], 1)"}) {
+    EXPECT_EQ(flat_gradients(example(), evaluate(gradients)), "refused") << gradients;
+  }
+}
+
+TEST(TensorListsTest, HandsUpWhatLookingAtAGradientRaises) {
+  EXPECT_EQ(flat_gradients(example(), evaluate("(1, [None, __import__('weakref').proxy(type('T', (), {})())], [])")),
+            "error");
+}
+
+TEST(TensorListsTest, KnowsListsOfTensors) {
+  const PyRef list = PyRef::steal(PyList_New(0));
+  EXPECT_TRUE(is_tensor_list(list.get()));
+  PyList_Append(list.get(), tensor().get());
+  EXPECT_TRUE(is_tensor_list(list.get()));
+  PyList_Append(list.get(), Py_None);
+  EXPECT_FALSE(is_tensor_list(list.get()));
+  EXPECT_FALSE(is_tensor_list(evaluate("()").get()));
+}
+
+}  // namespace
+}  // namespace dutyfree::call
