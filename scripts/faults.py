@@ -69,7 +69,7 @@ def by_fuzzer(fault: str, cases: int, seed: int) -> tuple[str, str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=5000, help="how long the fuzzer may look for one fault")
+    parser.add_argument("--cases", type=int, default=15000, help="how long the fuzzer may look for one fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", action="append", help="only this one; may be repeated")
     options = parser.parse_args()

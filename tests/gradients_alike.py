@@ -50,7 +50,7 @@ def alike(pair: Pair, run: Callable[[Side], Any], *, paths: set[str] | None = No
     return outcome
 
 
-def done_alike(pair: Pair, run: Callable[[Side], Any], *, may_raise: bool = True) -> Any:
+def done_alike(pair: Pair, run: Callable[[Side], Any], *, may_raise: bool = False) -> Any:
     """As ``alike``, whichever path the calls take."""
     expected, actual = (done(run, side) for side in pair.sides())
     assert actual == expected, f"\n{expected}, but with dutyfree\n{actual}"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parity import SPELLINGS, Pair, Side, call, check, pair_of, took
 
@@ -157,6 +158,22 @@ def test_a_dual_level_counts_where_it_gave_tangents() -> None:
         assert gradient(x).tolist() == [1.0, 3.0]
         with pytest.raises(RuntimeError, match="setup_context"):
             gradient(forward_ad.make_dual(x, torch.ones(2)))
+
+
+def test_modes_see_a_differentiated_call_as_in_pytorch() -> None:
+    seen: list[list[str]] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen[-1].append(str(func).replace(side.namespace, "NAMESPACE"))
+            return func(*args, **(kwargs or {}))
+
+    for side in pair_of(product).sides():  # without a formula both refuse, after the same calls
+        seen.append([])
+        x = torch.ones(2)
+        with Log(), forward_ad.dual_level(), pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(lambda x: side.op(x, x).sum())(x)
+    assert seen[0] == seen[1]
 
 
 def test_func_transforms_leave_the_direct_path() -> None:

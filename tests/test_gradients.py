@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
 from gradients_alike import (

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
@@ -374,22 +373,6 @@ def test_anomaly_mode_names_the_node_and_the_call(formula: bool) -> None:
 
     outcome = alike(with_formula(product, to_nan) if formula else pair_of(product), run)
     assert ("nan" in str(outcome)) is formula
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_runs_the_operator_again(reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def run(side: Side) -> Any:
-        side.received.clear()
-        x, y = needing_grad(), needing_grad()
-        loss = checkpoint(lambda a, b: side.op(a, b).sin(), x, y, use_reentrant=reentrant).sum()
-        loss.backward()
-        calls = len(side.received)
-        side.received.clear()
-        return x.grad, y.grad, calls
-
-    alike(with_factors(record=True), run, paths={"direct", "autograd"} if reentrant else None)
 
 
 def test_training_moves_the_parameters_alike() -> None:

@@ -197,7 +197,7 @@ class _Tuple(tuple):  # type: ignore[type-arg]
         lambda g: (g, [g.double(), g.long()], None),
     ],
 )
-def test_whatever_backward_returns_is_taken_or_refused_alike(gradients: Callable[[Tensor], Any]) -> None:
+def test_whatever_backward_returns_is_taken_or_refused_alike_with_lists(gradients: Callable[[Tensor], Any]) -> None:
     pair = with_formula(total, lambda ctx, grad: gradients(grad))
 
     def run(side: Side, *scale: float) -> Any:
@@ -492,9 +492,11 @@ def test_nothing_stays_alive_after_a_call_with_lists() -> None:
     ],
 )
 def test_results_that_are_no_lists_of_tensors_stay_beside_those_that_are(schema: str, result: Any) -> None:
+    # PyTorch takes nested tuples apart, too, so it has to record these.
+    nests = "(Tensor, Tensor)" in schema or "Any" in schema
     pair = pair_of(result, schema=schema)
     pair.each(lambda op: op.register_autograd(lambda ctx, *grads: torch.ones(3)))
-    check(pair, lambda: call(torch.ones(3, requires_grad=True)), reason="requires-grad")
+    check(pair, lambda: call(torch.ones(3, requires_grad=True)), reason="gradient-form" if nests else "requires-grad")
 
 
 def call_near_the_recursion_limit() -> None:

@@ -71,8 +71,9 @@ def test_an_interrupt_in_the_body_leaves_the_call_as_in_pytorch(cause: Callable[
     gc.collect()
     counts = sys.getrefcount(x), sys.getrefcount(tensors), sys.getrefcount(tensors[0])
     with took(pair.fast):
-        for _ in range(20):
-            raised_by(lambda: pair.fast.op(x, tensors)) if cause is own_error else None
+        if cause is own_error:  # the others take a second each
+            for _ in range(20):
+                raised_by(lambda: pair.fast.op(x, tensors))
         pair.fast.op.register_kernel("cpu", sound_body)
         assert pair.fast.op(x, tensors).tolist() == [1.0, 1.0]
     assert (sys.getrefcount(x), sys.getrefcount(tensors), sys.getrefcount(tensors[0])) == counts

@@ -140,5 +140,6 @@ def _forward_mode_is_involved(args: tuple[Any, ...]) -> bool:
 def _has_tangent(tensor: torch.Tensor) -> bool:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    with torch._C._DisableFuncTorch():
+    # Nobody is to see this question: no transform, no mode.
+    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return torch._VF._unpack_dual(tensor, level=0)[1] is not None

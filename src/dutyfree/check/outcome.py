@@ -154,7 +154,7 @@ def describe_tensor(tensor: Tensor, side: Side, inputs: list[Any]) -> dict[str, 
             "stride": tensor.stride() if strided else None,
             "offset": tensor.storage_offset() if strided else None,
             "values": values_of(tensor),
-            "version": None if tensor.is_inference() else tensor._version,
+            "version": version_of(tensor),
             "inference": tensor.is_inference(),
             "requires grad": tensor.requires_grad,
             "leaf": tensor.is_leaf,
@@ -162,6 +162,14 @@ def describe_tensor(tensor: Tensor, side: Side, inputs: list[Any]) -> dict[str, 
             "view": tensor._is_view(),
             "conj, neg": (tensor.is_conj(), tensor.is_neg()),
         }
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """The version counter; None for an inference tensor, also for one that only its missing counter tells."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
 
 
 def values_of(tensor: Tensor) -> Any:

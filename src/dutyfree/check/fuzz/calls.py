@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from dutyfree.check.fuzz.draw import Draw, weighted
-from dutyfree.check.fuzz.operators import Operator, Parameter
+from dutyfree.check.fuzz.operators import Operator
+from dutyfree.check.fuzz.schema_types import Parameter
 from dutyfree.check.fuzz.states import ONE_STATE
 from dutyfree.check.fuzz.transforms import TRANSFORMS
 
@@ -14,6 +15,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
         "torch.ones(2, 3)",
         "torch.ones(2, 2)",
         "torch.tensor(1.5)",
+        "torch.tensor(1)",
         "torch.arange(4)",
         "torch.tensor([True, False])",
         "torch.ones(2, dtype=torch.float64)",
@@ -54,15 +56,15 @@ ORDINARY = weighted((12, "plain"), (1, "zero size"), (2, "not contiguous"), (2, 
 WITH_GRADIENT = weighted(
     (4, "requires grad"), (3, "non-leaf"), (1, "view that requires grad"), (3, "plain"), (2, "parameter"), (1, "shared")
 )
-SPECIAL = weighted(*((1, name) for name in TENSORS if name != "plain"))
+SPECIAL = tuple(name for name in TENSORS if name != "plain")
 POOLS = {"ordinary": ORDINARY, "gradient": WITH_GRADIENT, "special": SPECIAL}
 
 GOOD: dict[str, tuple[str, ...]] = {
     "SymInt": ("1", "-3", "0", "3", "2**31", "2**62 - 1", "2**62", "2**63 - 1", "-(2**63)"),
-    "float": ("1.5", "-0.0", "0.5", "1e300", "float('inf')", "float('nan')", "2", "0"),
+    "float": ("1.5", "-0.0", "0.5", "1e300", "5e-324", "float('inf')", "float('nan')", "2", "0", "-3"),
     "bool": ("True", "False"),
-    "str": ("'sum'", "'mean'", "''", "'\\u00e9\\u4e2d'"),
-    "Scalar": ("2", "1.5", "True", "3", "0.0", "2**62", "1j"),
+    "str": ("'sum'", "'mean'", "''", "'\\u00e9\\u4e2d'", "'\\U0001f600'", "'a\\0b'"),
+    "Scalar": ("2", "1.5", "True", "-3", "0.0", "2**62", "2**63 - 1", "float('nan')", "1j"),
     "ScalarType": ("torch.float32", "torch.int8", "torch.bool"),
     "Device": ("torch.device('cpu')", "torch.device('meta')", "'cpu'"),
     "Layout": ("torch.strided", "torch.sparse_coo"),
@@ -101,7 +103,15 @@ NEARLY: dict[str, tuple[str, ...]] = {
     ),
     "bool": ("1", "0", "2", "numpy.bool_(True)", "torch.tensor(True)", "torch.tensor([1])", "1.0"),
     "str": ("b'sum'", "1", "Text('sum')"),
-    "Scalar": ("numpy.float32(1.5)", "numpy.int64(2)", "torch.tensor(2.5)", "torch.tensor([1, 2])", "2**63", "'2'"),
+    "Scalar": (
+        "numpy.float32(1.5)",
+        "numpy.int32(4)",
+        "numpy.int64(2)",
+        "torch.tensor(2.5)",
+        "torch.tensor([1, 2])",
+        "2**63",
+        "'2'",
+    ),
     "ScalarType": ("float", "int", "numpy.float32", "'float32'", "6"),
     "Device": ("'meta'", "'nonsense'", "'cuda:0'", "0", "'cpu:0'", "'CPU'", "torch.device('cuda', 0)"),
     "Layout": ("0", "'strided'"),
@@ -109,40 +119,35 @@ NEARLY: dict[str, tuple[str, ...]] = {
     "complex": ("1", "1.5", "numpy.complex64(1j)"),
 }
 NEARLY["int"] = NEARLY["SymInt"]
-WRONG = weighted(
-    *(
-        (1, text)
-        for text in (
-            "None",
-            "'text'",
-            "1",
-            "2.5",
-            "True",
-            "[]",
-            "[1]",
-            "(1.5,)",
-            "['text']",
-            "[None]",
-            "{}",
-            "object",
-            "torch.ones(2)",
-            "[torch.ones(2)]",
-            "(torch.ones(2), torch.ones(2))",
-            "[torch.ones(2), 1]",
-            "torch.float32",
-            "torch.device('cpu')",
-            "torch.Size([2, 3])",
-            "numpy.ones(2)",
-            "range(3)",
-            "iter([1])",
-            "{1, 2}",
-            "...",
-            "slice(None)",
-            "(i for i in range(2))",
-            "2**64",
-            "torch.nn.Flatten()",
-        )
-    )
+WRONG = (
+    "None",
+    "'text'",
+    "1",
+    "2.5",
+    "True",
+    "[]",
+    "[1]",
+    "(1.5,)",
+    "['text']",
+    "[None]",
+    "{}",
+    "object",
+    "torch.ones(2)",
+    "[torch.ones(2)]",
+    "(torch.ones(2), torch.ones(2))",
+    "[torch.ones(2), 1]",
+    "torch.float32",
+    "torch.device('cpu')",
+    "torch.Size([2, 3])",
+    "numpy.ones(2)",
+    "range(3)",
+    "iter([1])",
+    "{1, 2}",
+    "...",
+    "slice(None)",
+    "(i for i in range(2))",
+    "2**64",
+    "torch.nn.Flatten()",
 )
 CONTAINERS = weighted((8, "list"), (3, "tuple"), (1, "named tuple"), (1, "list subclass"))
 NUMBER_CONTAINERS = weighted((8, "list"), (3, "tuple"), (2, "torch.Size"), (1, "numpy"), (1, "tensor"), (1, "range"))
@@ -204,10 +209,9 @@ LATER = {
     "torch dispatch": "side.op.register_torch_dispatch(DispatchLog, lambda *given: torch.ones(5))",
     "redefinition": "side.redefine(define)",
 }
-ONE_LATER = weighted(*((1, name) for name in LATER))
+ONE_LATER = tuple(LATER)
 MOODS = weighted((10, "ordinary"), (6, "gradient"), (4, "special"), (3, "nearly"), (3, "wrong"))
 SPELLINGS = weighted((2, "object"), (1, "packet"), (1, "overload"))
-ONE_TRANSFORM = weighted(*((1, name) for name in TRANSFORMS))
 BACKWARD = weighted((3, "once"), (1, "create graph"), (1, "twice"), (1, "retained"), (1, "accumulate"))
 LENGTHS = (1, 2, 2, 3, 0)
 
@@ -303,7 +307,7 @@ def drawn_call(draw: Draw, operator: Operator) -> Call:
         states = tuple(dict.fromkeys([draw(ONE_STATE), *([draw(ONE_STATE)] if draw.rarely(3) else [])]))
     # functorch reads past what a body returned if that is less than the schema says: the process crashes on both sides.
     transformable = operator.body.packing != "too few" or len(operator.results) < 2
-    transform = draw(ONE_TRANSFORM) if draw.rarely(12) and transformable else ""
+    transform = draw(TRANSFORMS) if draw.rarely(12) and transformable else ""
     threaded = draw.rarely(20)
     backward = draw(BACKWARD) if mood == "gradient" or draw.rarely(6) else ""
     inside = bool(states) and draw.rarely(3)

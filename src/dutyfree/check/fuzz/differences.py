@@ -4,13 +4,15 @@ A rule takes a case, the step and what happened on both sides, and tells whether
 says which line of docs/differences.md it stands for.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dutyfree.check.fuzz.calls import Call
-from dutyfree.check.fuzz.sides import Compared
+from dutyfree.check.fuzz.calls import Call, Later
+from dutyfree.check.fuzz.sides import Compared, compare
 from dutyfree.check.fuzz.source import Case
-from dutyfree.check.fuzz.transforms import DIFFERENTIATING
+from dutyfree.check.fuzz.transforms import BY_AUTOGRAD, DIFFERENTIATING
 
 
 @dataclass(frozen=True)
@@ -44,28 +46,64 @@ def plain_name_as_mutates_args(observed: Observed) -> bool:
 
 def argument_named_self(observed: Observed) -> bool:
     """An argument named `self`, given by keyword to the object: TypeError from Python in the reference."""
-    raised = observed.compared.reference.get("raised") or ("", "")
+
+    def by_python(raised: tuple[str, ...] | None) -> bool:
+        # Not where PyTorch names another method: its modes can't take such an argument either, once it has got to them.
+        refusal = "__call__() got multiple values for argument 'self'"
+        return raised is not None and raised[0] == "TypeError" and refusal in raised[1]
+
     return (
         isinstance(observed.step, Call)
         and observed.step.spelling == "object"
         and "self" in dict(observed.step.kwargs)
-        and raised[0] == "TypeError"
-        and "got multiple values for argument 'self'" in raised[1]
+        and by_python(observed.compared.reference.get("raised"))
+        and not by_python(observed.compared.fast.get("raised"))
     )
 
 
 def differentiating_transform_with_a_formula(observed: Observed) -> bool:
-    """`torch.func.grad`, `vjp`, `jacrev` over an operator with a formula: the reference refuses at once.
+    """`torch.func.grad`, `vjp`, `jacrev`, `vmap(grad)`, nested or not, over an operator with a formula: refused there.
 
-    What comes after that here may raise, too: a formula that raises, an operator that functorch can't vectorise.
+    What comes after that here may raise, too: a formula that raises, an operator that functorch can't vectorise. A
+    value has to be the right one where the case can tell.
     """
-    raised = observed.compared.reference.get("raised") or ("", "")
+
+    def refused(raised: tuple[str, ...] | None) -> bool:
+        return raised is not None and "functorch" in raised[1] and "setup_context staticmethod" in raised[1]
+
     return (
         isinstance(observed.step, Call)
         and observed.step.transform in DIFFERENTIATING
-        and "setup_context" in raised[1]
-        and "functorch" in raised[1]
+        and refused(observed.compared.reference.get("raised"))
+        and not refused(observed.compared.fast.get("raised"))
+        and not _wrong_gradient(observed, observed.step)
     )
+
+
+def _wrong_gradient(observed: Observed, step: Call) -> bool:
+    """Whether a transform gave another gradient than ``torch.autograd`` gives with the reference."""
+    operator, fast = observed.case.operator, observed.compared.fast
+    # Other bodies, formulas and states mean something else below a transform than on the tape.
+    if (
+        step.transform not in BY_AUTOGRAD
+        or fast.get("raised") is not None
+        or operator.formula != "good"
+        or operator.body.effect
+        or step.states
+    ):
+        return False
+    later = [earlier for earlier in observed.case.steps[: observed.compared.number] if isinstance(earlier, Later)]
+    steps: tuple[Call | Later, ...] = (*later, replace(step, transform=BY_AUTOGRAD[step.transform], backward=""))
+    *_, recorded = compare(*Case(operator, steps).load())
+    expected = recorded.reference
+    return expected.get("raised") is None and _numbers(expected.get("value")) != _numbers(fast.get("value"))
+
+
+def _numbers(value: Any) -> Any:
+    """What has to be right of a described gradient; not the type and the node, which a transform makes others of."""
+    if isinstance(value, dict) and "members" in value:
+        return [_numbers(member) for member in value["members"]]
+    return [value[name] for name in ("dtype", "shape", "values")] if isinstance(value, dict) else value
 
 
 def thread_state_after_an_error(observed: Observed) -> bool:
@@ -77,7 +115,14 @@ def thread_state_after_an_error(observed: Observed) -> bool:
         and fast.get("state kept") is True
         # Nothing else differs.
         and {**reference, "state kept": True} == fast
+        and _autograd_is_excluded(*reference["state kept"])
     )
+
+
+def _autograd_is_excluded(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether the one difference between two thread states is that autograd's keys are excluded in the later one."""
+    were, are = (set(re.findall(r"\w+", state["excluded"])) for state in (before, after))
+    return {**before, "excluded": after["excluded"]} == after and all("Autograd" in key for key in were ^ are)
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,15 +1,15 @@
 """Runs the fuzzer: Hypothesis draws cases, every step is compared, a difference is shrunk and saved as a script."""
 
+import contextlib
 import gc
 import importlib
 import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import torch
@@ -63,12 +63,23 @@ def drawn_case(draw: Draw) -> Case:
     return Case(operator, drawn_steps(draw, operator, draw(STEP_COUNTS)))
 
 
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep quiet what reports, past Python's warnings, the mistakes that generated cases make on purpose."""
+    loggers = [logging.getLogger(name) for name in ("torch._library.custom_ops", "torch._subclasses.fake_tensor")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
 def warm_up() -> None:
     """Let PyTorch do first what it does once a process: imports with their warnings, caches."""
     x = torch.ones(2)
-    # They report, past Python's warnings, what the generated cases do on purpose.
-    for name in ("torch._library.custom_ops", "torch._subclasses.fake_tensor"):
-        logging.getLogger(name).disabled = True
     torch.nested.nested_tensor([x, torch.ones(3)], layout=torch.jagged)
     importlib.import_module("torch._decomp.decompositions_for_jvp")
     torch.func.jvp(torch.sin, (x,), (x,))
@@ -133,27 +144,24 @@ def run_fuzz(
         shrink: Make the case of a difference small, which takes up to a minute or two.
         progress: Called now and then.
     """
-    warm_up()
     report = Report()
     started = time.monotonic()
+    until = None if seconds is None else started + seconds
     running = None
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         running = save / f"running_{os.getpid()}.py"
     failure = None
-    for batch in itertools.count():
-        left = count - report.cases
-        if left <= 0 or (seconds is not None and time.monotonic() - started > seconds):
-            break
-        failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running, shrink)
-        report.seconds = time.monotonic() - started
-        # What PyTorch holds on to of the operators that are gone need not be searched again and again.
-        gc.collect()
-        gc.freeze()
-        progress(report)
-        if failure is not None:
-            break
-    gc.unfreeze()
+    with unlogged(), _collected_objects_kept_apart() as keep_apart:
+        warm_up()
+        for batch in itertools.count():
+            left = count - report.cases
+            if left <= 0 or _is_over(until) or failure is not None:
+                break
+            failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running, shrink, until)
+            report.seconds = time.monotonic() - started
+            keep_apart()
+            progress(report)
     if running is not None:
         running.unlink(missing_ok=True)
     if failure is not None and save is not None:
@@ -163,8 +171,26 @@ def run_fuzz(
     return report, failure
 
 
+@contextlib.contextmanager
+def _collected_objects_kept_apart() -> Iterator[Callable[[], None]]:
+    """What PyTorch holds on to of the operators that are gone need not be searched again and again."""
+
+    def keep_apart() -> None:
+        gc.collect()
+        gc.freeze()
+
+    try:
+        yield keep_apart
+    finally:
+        gc.unfreeze()
+
+
+def _is_over(until: float | None) -> bool:
+    return until is not None and time.monotonic() > until
+
+
 def _run_batch(
-    report: Report, seed: int, batch: int, examples: int, running: Path | None, shrink: bool
+    report: Report, seed: int, batch: int, examples: int, running: Path | None, shrink: bool, until: float | None
 ) -> Failure | None:
     found: list[Difference] = []
 
@@ -181,6 +207,8 @@ def _run_batch(
     )
     @hypothesis.given(Drawn(drawn_case))
     def check(case: Case) -> None:
+        if not found and _is_over(until):
+            return  # what is drawn after the time is up costs little
         if running is not None:
             running.write_text(case.source())
         try:
@@ -193,8 +221,12 @@ def _run_batch(
     try:
         check()
     except Difference as difference:
+        if not shrink:
+            return Failure(difference.case, difference.text(), seed)
         return _without_needless_steps(difference, seed)
     except hypothesis.errors.Flaky:
+        if not found:
+            raise
         # It did not happen again in the same case, so it depends on what ran before; the first one is all there is.
         return Failure(found[0].case, f"{found[0].text()}\n(not again when the same case was run again)", seed)
     return None
@@ -212,11 +244,3 @@ def _without_needless_steps(difference: Difference, seed: int) -> Failure:
             difference = smaller
         number -= 1
     return Failure(difference.case, difference.text(), seed)
-
-
-def check_all(count: int, seed: int = 0, **options: Any) -> Report:
-    """As ``run_fuzz``; a difference is raised with its script."""
-    report, failure = run_fuzz(count, seed, **options)
-    if failure is not None:
-        raise AssertionError(f"{failure.text}\n\n{failure.script()}")
-    return report

@@ -309,7 +309,10 @@ def both_sides() -> Iterator[tuple[FuzzSide, FuzzSide]]:
 
 @contextlib.contextmanager
 def _noting_kernels(kernels: list[Any]) -> Iterator[None]:
-    """Collect every function that is registered for a dispatch key inside the block."""
+    """Collect every function that is registered for a dispatch key inside the block.
+
+    ``Library.impl`` is another function for the whole process meanwhile, so nothing else should register beside a case.
+    """
     library: Any = torch.library.Library
     impl = library.impl
 
@@ -339,14 +342,26 @@ def _empty(kernels: list[Any]) -> None:
 
 def compare(define: Define, steps: list[Step]) -> Iterator[Compared]:
     """Define the operator and take the steps, each on both sides. Number -1 is the definition."""
-    # This one goes past Python's warnings, straight to the terminal.
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-    with both_sides() as sides:
+    with both_sides() as sides, _no_vmap_warning():
         for number, step in enumerate([define, *steps], start=-1):
             reference, fast = (side.run(step) for side in sides)
             yield Compared(number, reference, fast, sides[1].counts)
             if any("step raised" in happened for happened in (reference, fast)) and number == -1:
                 return  # there is no operator to call
+
+
+@contextlib.contextmanager
+def _no_vmap_warning() -> Iterator[None]:
+    """Turn off the one warning that goes past Python's, straight to the terminal.
+
+    PyTorch does not tell whether it is on. It is unless someone turns it off.
+    """
+    enable: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(True)
 
 
 def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from dutyfree.check.fuzz import kit
 from dutyfree.check.fuzz.calls import LATER, Call, Later
-from dutyfree.check.fuzz.operators import RESULTS, Operator
+from dutyfree.check.fuzz.operators import Operator
+from dutyfree.check.fuzz.schema_types import RESULTS
 from dutyfree.check.fuzz.sides import Define, Step
 from dutyfree.check.fuzz.states import STATES
 
@@ -63,9 +64,8 @@ def _imports(body: str) -> str:
 def _definition(operator: Operator) -> str:
     names = [parameter.name for parameter in operator.parameters]
     given = ", ".join(names)
-    side = "side"
     lines = [
-        f"def define({side}):",
+        "def define(side):",
         "    @side.recorded",
         f"    def body{operator.signature()}:",
         *(f"        {line}" for line in _body(operator, given)),
@@ -76,23 +76,20 @@ def _definition(operator: Operator) -> str:
         "",
         *_formula(operator),
         "    side.other, side.setup_context, side.backward = other, setup_context, backward",
-        f"    op = side.register(body, {_options(operator)})",
+        f"    side.register(body, {_options(operator)})",
     ]
     if operator.formula == "no setup_context":
-        lines.append("    op.register_autograd(side.recorded(lambda ctx, *grads: grads[0]))")
+        lines.append(f"    {LATER['autograd without setup_context']}")
     elif operator.formula != "none":
-        lines.append("    op.register_autograd(backward, setup_context=setup_context)")
+        lines.append(f"    {LATER['autograd']}")
     for registration in operator.registrations:
-        lines.append(f"    {REGISTERED[registration]}")
+        lines.append(f"    {AT_DEFINITION.get(registration) or LATER[registration]}")
     return "\n".join(lines) + "\n"
 
 
-REGISTERED = {
-    "fake": LATER["fake"].replace("side.op", "op"),
-    "vmap": LATER["vmap"].replace("side.op.", "op."),
-    "autocast": LATER["autocast"].replace("side.op", "op"),
-    "kernel": "op.register_kernel('cpu', side.recorded(side.other))",
-    "torch dispatch": "op.register_torch_dispatch(Wrapper, lambda cls, func, types, args, kwargs: torch.ones(6))",
+# What a definition registers in another way than a later step.
+AT_DEFINITION = {
+    "torch dispatch": "side.op.register_torch_dispatch(Wrapper, lambda cls, func, types, args, kwargs: torch.ones(6))",
 }
 
 
@@ -110,21 +107,21 @@ def _options(operator: Operator) -> str:
 def _body(operator: Operator, given: str) -> list[str]:
     body = operator.body
     lines = [f"first = first_tensor({given})"]
-    if body.deed == "RECURSE":
+    if body.effect == "RECURSE":
         positional = [p.name for p in operator.parameters if not p.keyword_only]
         named = [f"{p.name}={p.name}" for p in operator.parameters if p.keyword_only]
         lines += ["if side.once():", f"    return side.op({', '.join(positional + named)})"]
-    elif body.deed == "LISTS":
+    elif body.effect == "LISTS":
         lines += [
             f"for given in ({given}{',' if given else ''}):",
             "    if isinstance(given, list):",
             "        given.append(3)",
         ]
-    elif body.deed == "MUTATE":
+    elif body.effect == "MUTATE":
         mutated = [p.name for p in operator.parameters if p.mutated]
         lines += [f"for tensor in tensors_in([{', '.join(mutated)}]):", "    tensor.add_(1)"]
-    elif body.deed:
-        lines.append(body.deed)
+    elif body.effect:
+        lines.append(body.effect)
     result = body.result().replace("GIVEN", f"[{given}]")
     return [*lines, f"return {result}"]
 

@@ -12,6 +12,9 @@ from dutyfree.check.fuzz.kit import tensors_in
 DIFFERENTIATING = ("grad", "vjp", "jacrev", "vmap of grad")
 TRANSFORMS = ("vmap", "vmap twice", "vmap over one", *DIFFERENTIATING, "jvp", "jacfwd", "functionalize")
 
+# What torch.autograd does for the same gradients: to tell whether they are right, not to be drawn.
+BY_AUTOGRAD = {"grad": "autograd, first", "jacrev": "autograd, first", "vjp": "autograd, all"}
+
 
 def through(transform: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``target(*args, **kwargs)`` as a function of its floating-point tensors, under ``transform``."""
@@ -37,6 +40,13 @@ def through(transform: str, target: Callable[..., Any], args: tuple[Any, ...], k
     if transform == "vjp":
         value, backward, *_ = torch.func.vjp(scalar, *leaves)
         return value, backward(torch.ones_like(value))
+    if transform in BY_AUTOGRAD.values():
+        wanted = leaves if transform == "autograd, all" else leaves[:1]
+        with torch.enable_grad():
+            variables = [leaf.detach().requires_grad_() for leaf in leaves]
+            value = scalar(*variables)
+            found = torch.autograd.grad(value, variables[: len(wanted)], materialize_grads=True)
+        return (value.detach(), found) if transform == "autograd, all" else found[0]
     if transform == "jvp":
         return torch.func.jvp(function, tuple(leaves), tuple(map(torch.ones_like, leaves)))
     return torch.func.functionalize(function)(*leaves)
