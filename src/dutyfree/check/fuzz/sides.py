@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -340,7 +340,7 @@ def _empty(kernels: list[Any]) -> None:
                 del cell.cell_contents
 
 
-def compare(define: Define, steps: list[Step]) -> Iterator[Compared]:
+def compare(define: Define, steps: list[Step]) -> Generator[Compared, None, None]:
     """Define the operator and take the steps, each on both sides. Number -1 is the definition."""
     with both_sides() as sides, _no_vmap_warning():
         for number, step in enumerate([define, *steps], start=-1):
