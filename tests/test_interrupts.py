@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,6 +47,15 @@ def interrupted() -> None:
     time.sleep(1)
 
 
+@pytest.fixture
+def python_handles_interrupts() -> Iterator[None]:
+    """As it does by default, but not where the tests run in a shell's background: SIGINT is ignored there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
 @pytest.mark.parametrize("cause", [own_error, signalled, interrupted])
 @pytest.mark.parametrize("where", ["body", "kernel"])
 def test_an_interrupt_in_the_body_leaves_the_call_as_in_pytorch(cause: Callable[[], None], where: str) -> None:
