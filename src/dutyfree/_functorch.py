@@ -112,8 +112,11 @@ def _applying(
 def _noting_dropped_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:
     """``forward`` takes a call that records no gradient to the next level, which does not see this one any more."""
 
+    # Every call that records no gradient and goes PyTorch's way comes by here, so what it costs is kept low.
+    transforms_active = torch._C._are_functorch_transforms_active
+
     def forward_no_grad(*args: Any) -> Any:
-        if not torch._C._are_functorch_transforms_active() or not _forward_mode_is_involved(args):
+        if not transforms_active() or not _forward_mode_is_involved(args):
             return forward(*args)
         _thread.dropped_tangents += 1
         try:
