@@ -47,7 +47,7 @@ def test_a_call_that_records_no_gradient_is_not_timed_as_training() -> None:
     case = training.CASES[0]
     operator = training.build(case)["dutyfree.object"]
     with pytest.raises(RuntimeError, match=r"benchmark saved: dutyfree\.object would take the path 'direct'"):
-        training.require_autograd(case.name, "dutyfree.object", operator, Call((torch.ones(4),), {}))
+        candidates.require_path("autograd", case.name, "dutyfree.object", operator, Call((torch.ones(4),), {}))
 
 
 def test_json_has_schema_environment_and_numbers(quick_run: tuple[str, dict]) -> None:
@@ -81,7 +81,7 @@ def test_a_call_that_leaves_the_direct_path_is_not_timed() -> None:
     operator = candidates.build(case)["dutyfree.object"]
     call = Call((torch.ones(4, requires_grad=True),), {})
     with pytest.raises(RuntimeError, match=r"benchmark clone: dutyfree\.object would take the path"):
-        candidates.require_direct("clone", "dutyfree.object", operator, call)
+        candidates.require_path("direct", "clone", "dutyfree.object", operator, call)
 
 
 def test_block_calls_with_positional_and_keyword_arguments() -> None:

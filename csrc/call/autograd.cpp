@@ -58,52 +58,29 @@ PyRef prepared_node_call(const RunningCall& call) {
 // The inputs of the Function: the arguments, and the NodeCall. With lists of tensors PyTorch's wrapper has two such
 // extra inputs, one for each of its two layers.
 PyRef function_inputs(const RunningCall& call, NodeCall& node) {
-  const auto passed = static_cast<Py_ssize_t>(call.arguments.passed());
-  if (!call.autograd->flattens_lists) [[likely]] {
-    PyRef inputs = PyRef::steal(PyTuple_New(passed + 1));
-    for (Py_ssize_t index = 0; inputs && index < passed; ++index) {
-      PyObject* value = new_reference_or_copy(call.arguments.value(static_cast<std::size_t>(index)));
-      if (value == nullptr) {
-        return {};
-      }
-      PyTuple_SET_ITEM(inputs.get(), index, value);
-    }
-    if (inputs) {
-      PyTuple_SET_ITEM(inputs.get(), passed, Py_NewRef(reinterpret_cast<PyObject*>(&node)));
-    }
-    return inputs;
-  }
-  TensorLists& lists = node.inputs;
-  for (Py_ssize_t index = 0; index < passed; ++index) {
-    PyObject* value = call.arguments.value(static_cast<std::size_t>(index));
-    if (!(is_tensor_list(value) ? lists.add_list(PyList_GET_SIZE(value)) : lists.add_value())) {
+  const std::size_t passed = call.arguments.passed();
+  const bool flattens = call.autograd->flattens_lists;
+  PyRef inputs = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(passed) + 1));
+  for (std::size_t index = 0; inputs && index < passed; ++index) {
+    PyObject* value = call.arguments.value(index);
+    if (flattens && !node.inputs.add(value)) {
       return {};
     }
+    value = flattens && node.inputs.is_list(index) ? Py_NewRef(value) : new_reference_or_copy(value);
+    if (value == nullptr) {
+      return {};
+    }
+    PyTuple_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(index), value);
   }
-  if (!lists.add_value()) {
+  if (!inputs) {
     return {};
   }
-  PyRef inputs = PyRef::steal(PyTuple_New(lists.flat_size() + 1));
-  Py_ssize_t next = 0;
-  for (Py_ssize_t index = 0; inputs && index < passed; ++index) {
-    PyObject* value = call.arguments.value(static_cast<std::size_t>(index));
-    const Py_ssize_t size = lists.size_of(static_cast<std::size_t>(index));
-    if (size == TensorLists::kValue) {
-      value = new_reference_or_copy(value);
-      if (value == nullptr) {
-        return {};
-      }
-      PyTuple_SET_ITEM(inputs.get(), next++, value);
-    }
-    for (Py_ssize_t item = 0; item < size; ++item) {
-      PyTuple_SET_ITEM(inputs.get(), next++, Py_NewRef(PyList_GET_ITEM(value, item)));
-    }
+  auto* extra = reinterpret_cast<PyObject*>(&node);
+  PyTuple_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(passed), Py_NewRef(extra));
+  if (!flattens) [[likely]] {
+    return inputs;
   }
-  if (inputs) {
-    PyTuple_SET_ITEM(inputs.get(), next++, Py_NewRef(reinterpret_cast<PyObject*>(&node)));
-    PyTuple_SET_ITEM(inputs.get(), next, Py_NewRef(reinterpret_cast<PyObject*>(&node)));
-  }
-  return inputs;
+  return node.inputs.add(extra) ? node.inputs.flatten(inputs.get(), extra) : PyRef();
 }
 
 // What setup_context sees as `inputs`: the arguments as they were before the body, and every default. `given` is what
@@ -165,8 +142,7 @@ PyObject* flat_result(NodeCall& node, PyObject* ctx, PyRef result) {
     }
   }
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(result.get()); ++index) {
-    PyObject* value = PyTuple_GET_ITEM(result.get(), index);
-    if (!(is_tensor_list(value) ? node.outputs.add_list(PyList_GET_SIZE(value)) : node.outputs.add_value())) {
+    if (!node.outputs.add(PyTuple_GET_ITEM(result.get(), index))) {
       return nullptr;
     }
   }

@@ -174,7 +174,7 @@ PyObject* run_backward_with_lists(PyObject* node, PyObject* const* grads, Py_ssi
   if (!gradients) {
     return nullptr;
   }
-  PyRef flat = made.inputs.flatten_gradients(gradients.get(), 1);
+  PyRef flat = made.inputs.flatten_gradients(gradients.get(), Py_None);
   if (!flat && PyErr_Occurred() == nullptr) {
     return refuse_gradients(node, gradients.get());
   }

@@ -48,8 +48,7 @@ class FlatValues {
   Py_ssize_t next_ = 0;
 };
 
-}  // namespace
-
+// Whether PyTorch takes this argument or result apart.
 bool is_tensor_list(PyObject* value) {
   if (!PyList_CheckExact(value)) {
     return false;
@@ -60,6 +59,18 @@ bool is_tensor_list(PyObject* value) {
     }
   }
   return true;
+}
+
+}  // namespace
+
+bool TensorLists::add(PyObject* value) {
+  try {
+    sizes_.push_back(is_tensor_list(value) ? PyList_GET_SIZE(value) : kValue);
+    return true;
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    return false;
+  }
 }
 
 Py_ssize_t TensorLists::flat_size() const {
@@ -93,10 +104,10 @@ PyRef TensorLists::unflatten(PyObject* const* flat) const {
   return values;
 }
 
-PyRef TensorLists::flatten(PyObject* result) const {
-  FlatValues flat(flat_size());
+PyRef TensorLists::flatten(PyObject* values, PyObject* extra) const {
+  FlatValues flat(flat_size() + (extra == nullptr ? 0 : 1));
   for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
-    PyObject* value = PyTuple_GET_ITEM(result, static_cast<Py_ssize_t>(index));
+    PyObject* value = PyTuple_GET_ITEM(values, static_cast<Py_ssize_t>(index));
     if (sizes_[index] == kValue) {
       flat.put(value);
     } else if (!flat.put_items(value, sizes_[index])) {
@@ -104,14 +115,17 @@ PyRef TensorLists::flatten(PyObject* result) const {
       return {};
     }
   }
+  if (flat && extra != nullptr) {
+    flat.put(extra);
+  }
   return flat.take();
 }
 
-PyRef TensorLists::flatten_gradients(PyObject* gradients, Py_ssize_t extra) const {
+PyRef TensorLists::flatten_gradients(PyObject* gradients, PyObject* extra) const {
   if (PyTuple_GET_SIZE(gradients) != static_cast<Py_ssize_t>(sizes_.size())) {
     return {};
   }
-  FlatValues flat(flat_size() + extra);
+  FlatValues flat(flat_size() + 1);
   for (std::size_t index = 0; flat && index < sizes_.size(); ++index) {
     PyObject* value = PyTuple_GET_ITEM(gradients, static_cast<Py_ssize_t>(index));
     const int list = is_gradient_list(value);
@@ -129,8 +143,8 @@ PyRef TensorLists::flatten_gradients(PyObject* gradients, Py_ssize_t extra) cons
       return {};
     }
   }
-  for (Py_ssize_t count = 0; flat && count < extra; ++count) {
-    flat.put(Py_None);
+  if (flat) {
+    flat.put(extra);
   }
   return flat.take();
 }

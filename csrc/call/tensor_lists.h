@@ -13,44 +13,29 @@ namespace dutyfree::call {
 // GIL.
 class TensorLists {
  public:
-  // False with a Python error set where memory runs out.
-  bool add_value() { return add(kValue); }
-  bool add_list(Py_ssize_t size) { return add(size); }
+  // Appends an argument or a result. False with a Python error set where memory runs out.
+  bool add(PyObject* value);
 
-  std::size_t size() const { return sizes_.size(); }
-  // A list's length, or kValue.
-  Py_ssize_t size_of(std::size_t index) const { return sizes_[index]; }
+  // Whether the value of this index is a list that is taken apart.
+  bool is_list(std::size_t index) const { return sizes_[index] != kValue; }
   // How many values there are once the lists are taken apart.
   Py_ssize_t flat_size() const;
 
   // The values with new lists in their places, as a tuple. `flat` holds flat_size() borrowed values.
   PyRef unflatten(PyObject* const* flat) const;
-  // The flat values of the tuple `result`, of which this is the structure, as a tuple. Null with a Python error set
-  // where one of its lists has another length by now.
-  PyRef flatten(PyObject* result) const;
-  // The same for the gradients that a backward function returned and `extra` times None; a gradient may be None. Null
-  // without a Python error where they have another structure, with one where looking at them raises.
-  PyRef flatten_gradients(PyObject* gradients, Py_ssize_t extra) const;
+  // The flat values of the tuple `values`, of which this is the structure, and `extra` unless it is null, as a tuple.
+  // Null with a Python error set where one of its lists has another length by now.
+  PyRef flatten(PyObject* values, PyObject* extra = nullptr) const;
+  // The same for the gradients that a backward function returned; a gradient may be None. Null without a Python error
+  // where they have another structure, with one where looking at them raises.
+  PyRef flatten_gradients(PyObject* gradients, PyObject* extra) const;
   // The structure as PyTorch would have it, for its own Python code.
   PyRef as_tree_spec() const;
 
-  static constexpr Py_ssize_t kValue = -1;
-
  private:
-  bool add(Py_ssize_t size) {
-    try {
-      sizes_.push_back(size);
-      return true;
-    } catch (const std::bad_alloc&) {
-      PyErr_NoMemory();
-      return false;
-    }
-  }
+  static constexpr Py_ssize_t kValue = -1;
 
   c10::SmallVector<Py_ssize_t, 8> sizes_;  // one for each value: a list's length, or kValue
 };
-
-// Whether PyTorch takes this value, which it made itself, apart: a list that holds nothing but tensors.
-bool is_tensor_list(PyObject* value);
 
 }  // namespace dutyfree::call

@@ -71,7 +71,7 @@ PyRef default_as_python(const c10::Argument& argument) {
       auto* dtype = torch::getTHPDtype(static_cast<c10::ScalarType>(value.toInt()));
       return PyRef::borrow(reinterpret_cast<PyObject*>(dtype));
     }
-    return PyRef::steal(torch::jit::toPyObject(value).release().ptr());
+    return default_as_schema_shows(argument);
   } catch (...) {
     set_python_error();
     return {};

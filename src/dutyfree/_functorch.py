@@ -21,7 +21,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
 
-from dutyfree._closures import closure_of, with_closure
+from dutyfree._closures import closure_of, made_again
 
 
 class _Thread(threading.local):
@@ -90,8 +90,8 @@ def _recording_at_every_level(generated: Any, flattens_lists: bool) -> type:
     """The same Function, whose ``forward`` takes the call on with grad mode on."""
     outer = generated.forward
     inner = closure_of(outer)["orig_forward"].cell_contents if flattens_lists else outer
-    inner = with_closure(inner, op=_GradModeOn(closure_of(inner)["op"].cell_contents))
-    forward = with_closure(outer, orig_forward=inner) if flattens_lists else inner
+    inner = made_again(inner, op=_GradModeOn(closure_of(inner)["op"].cell_contents))
+    forward = made_again(outer, orig_forward=inner) if flattens_lists else inner
     return type(generated.__name__, (generated,), {"forward": staticmethod(forward)})
 
 

@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree
 
 from dutyfree import _core, _functorch
-from dutyfree._closures import closure_of, with_closure
+from dutyfree._closures import closure_of, made_again
 
 _FLATTENS_LISTS = "supports_tensorlist.<locals>.new_apply"
 _A_BACKWARD = "supports_tensorlist.<locals>.new_backward"
@@ -78,4 +78,4 @@ def flat_gradients(node: Any, gradients: tuple[Any, ...]) -> Any:
     if getattr(backward, "__qualname__", "") != _A_BACKWARD:
         raise RuntimeError(f"unknown kind of backward in torch {torch.__version__}: {backward}")
     outputs = node._pt_metadata.output_spec.num_leaves
-    return with_closure(backward, orig_backward=lambda ctx, *grads: gradients)(node, *[None] * outputs)
+    return made_again(backward, orig_backward=lambda ctx, *grads: gradients)(node, *[None] * outputs)

@@ -16,7 +16,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from dutyfree import _core, _gradients
-from dutyfree._closures import closure_of, with_closure
+from dutyfree._closures import closure_of, made_again
 
 Kernel = Callable[..., Any]
 
@@ -149,6 +149,6 @@ def _judge(
     """PyTorch's own backend wrapper over a body that has run already: its checks and its errors, word for word."""
 
     def judge(result: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        return with_closure(kernel, self=_AlreadyRun(definition, device_type, result))(*args, **kwargs)
+        return made_again(kernel, self=_AlreadyRun(definition, device_type, result))(*args, **kwargs)
 
     return judge

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from dutyfree._closures import made_again
+
 _OPTIONAL_TENSOR_LIST = typing.Optional[list[torch.Tensor]]  # noqa: UP045
 # A type that infer_schema knows and that no annotation is resolved to: it marks the place of the one it doesn't know.
 _PLACEHOLDER = typing.Optional[list[bool]]  # noqa: UP045
@@ -54,8 +56,7 @@ def mutated_names(schema: str) -> set[str]:
 
 def _with_resolved_annotations(fn: types.FunctionType, names: Mapping[str, Any]) -> types.FunctionType:
     closed_over = dict(inspect.getclosurevars(fn).nonlocals)
-    resolved = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    resolved.__kwdefaults__ = fn.__kwdefaults__
+    resolved = made_again(fn)
     resolved.__annotations__ = {
         name: eval(annotation, fn.__globals__, {**names, **closed_over}) if isinstance(annotation, str) else annotation
         for name, annotation in fn.__annotations__.items()

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -11,6 +10,7 @@ from torch._library import custom_ops
 from torch._library.custom_ops import CustomOpDef
 
 from dutyfree import _compile_caches, _core, _front, _registrations, _schema, _settings
+from dutyfree._closures import made_again
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,10 +193,5 @@ def fast_custom_op(
 
 def _custom_op_making(cls: type[CustomOpDef]) -> Callable[..., Any]:
     """torch.library.custom_op's own code, where the class it makes is ``cls``."""
-    original = custom_ops.custom_op
-    names = {**original.__globals__, "CustomOpDef": cls}
-    making = types.FunctionType(
-        original.__code__, names, original.__name__, original.__defaults__, original.__closure__
-    )
-    making.__kwdefaults__ = original.__kwdefaults__
-    return making
+    original: Any = custom_ops.custom_op
+    return made_again(original, {**original.__globals__, "CustomOpDef": cls})

@@ -11,14 +11,22 @@ using testing::evaluate;
 using testing::repr;
 using testing::tensor;
 
+PyRef list_of_tensors(int count) {
+  PyRef list = PyRef::steal(PyList_New(0));
+  for (int index = 0; index < count; ++index) {
+    PyList_Append(list.get(), tensor().get());
+  }
+  return list;
+}
+
 // A value, a list of two, an empty list.
 TensorLists example() {
   TensorLists lists;
-  EXPECT_TRUE(lists.add_value() && lists.add_list(2) && lists.add_list(0));
+  EXPECT_TRUE(lists.add(Py_None) && lists.add(list_of_tensors(2).get()) && lists.add(list_of_tensors(0).get()));
   return lists;
 }
 
-// The same with numbers in the place of tensors, which no function here but is_tensor_list looks at.
+// The same with numbers in the place of tensors, which nothing but `add` looks at.
 std::string unflattened(const TensorLists& lists, const char* flat) {
   const PyRef values = evaluate(flat);
   return repr(lists.unflatten(&PyTuple_GET_ITEM(values.get(), 0)).get());
@@ -26,7 +34,7 @@ std::string unflattened(const TensorLists& lists, const char* flat) {
 
 // The flat gradients, "error" with a Python error set, or "refused" without one.
 std::string flat_gradients(const TensorLists& lists, PyRef gradients) {
-  const PyRef flat = lists.flatten_gradients(gradients.get(), 1);
+  const PyRef flat = lists.flatten_gradients(gradients.get(), Py_None);
   if (flat) {
     return repr(flat.get());
   }
@@ -48,7 +56,7 @@ TEST(TensorListsTest, PutsListsBackInTheirPlaces) {
 TEST(TensorListsTest, HoldsMoreValuesThanFitInTheObject) {
   TensorLists lists;
   for (int count = 0; count < 9; ++count) {
-    EXPECT_TRUE(lists.add_value());
+    EXPECT_TRUE(lists.add(Py_None));
   }
   EXPECT_EQ(unflattened(lists, "tuple(range(9))"), "(0, 1, 2, 3, 4, 5, 6, 7, 8)");
 }
@@ -56,6 +64,7 @@ TEST(TensorListsTest, HoldsMoreValuesThanFitInTheObject) {
 TEST(TensorListsTest, FlattensAResult) {
   const PyRef result = evaluate("(1, [2, 3], [])");
   EXPECT_EQ(repr(example().flatten(result.get()).get()), "(1, 2, 3)");
+  EXPECT_EQ(repr(example().flatten(result.get(), Py_None).get()), "(1, 2, 3, None)");
 }
 
 TEST(TensorListsTest, RefusesAResultWhoseListChangedItsLength) {
@@ -83,13 +92,17 @@ TEST(TensorListsTest, HandsUpWhatLookingAtAGradientRaises) {
 }
 
 TEST(TensorListsTest, KnowsListsOfTensors) {
-  const PyRef list = PyRef::steal(PyList_New(0));
-  EXPECT_TRUE(is_tensor_list(list.get()));
+  TensorLists lists;
+  const PyRef list = list_of_tensors(0);
+  EXPECT_TRUE(lists.add(list.get()));
   PyList_Append(list.get(), tensor().get());
-  EXPECT_TRUE(is_tensor_list(list.get()));
+  EXPECT_TRUE(lists.add(list.get()));
   PyList_Append(list.get(), Py_None);
-  EXPECT_FALSE(is_tensor_list(list.get()));
-  EXPECT_FALSE(is_tensor_list(evaluate("()").get()));
+  EXPECT_TRUE(lists.add(list.get()) && lists.add(evaluate("()").get()));
+  EXPECT_TRUE(lists.is_list(0));
+  EXPECT_TRUE(lists.is_list(1));
+  EXPECT_FALSE(lists.is_list(2));
+  EXPECT_FALSE(lists.is_list(3));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """The ways of calling one function that are compared: as it is, and registered as an operator in each way there is."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,25 +9,20 @@ import torch
 from dutyfree import explain, fast_custom_op
 from dutyfree.bench.calls import Case
 from dutyfree.bench.measure import Call
+from dutyfree.custom_op import CustomOp
 
 NAMESPACE = "dutyfree_bench"
-CANDIDATES = ["plain", "custom_op", "library", "dutyfree.object", "dutyfree.packet", "dutyfree.overload"]
+SPELLINGS = ["dutyfree.object", "dutyfree.packet", "dutyfree.overload"]
+CANDIDATES = ["plain", "custom_op", "library", *SPELLINGS]
 
 # Libraries unregister their operators when they are collected.
 _libraries: list[torch.library.Library] = []
 
 
+@functools.cache
 def build(case: Case) -> dict[str, Callable[..., Any]]:
-    """The candidates of a case by name. A case's operators can be registered once in a process: results are kept."""
-    if case.name not in _built:
-        _built[case.name] = _register(case)
-    return _built[case.name]
+    """The candidates of a case by name. Its operators can be registered once in a process, so they are kept."""
 
-
-_built: dict[str, dict[str, Callable[..., Any]]] = {}
-
-
-def _register(case: Case) -> dict[str, Callable[..., Any]]:
     def operator_name(candidate: str) -> str:
         return f"{case.name}_{candidate}"
 
@@ -44,22 +40,24 @@ def _register(case: Case) -> dict[str, Callable[..., Any]]:
     fast = fast_custom_op(
         f"{NAMESPACE}::{operator_name('dutyfree')}", case.make_function(), mutates_args=case.mutates_args
     )
-    operators = getattr(torch.ops, NAMESPACE)
-    packet = getattr(operators, operator_name("dutyfree"))
     return {
         "plain": case.make_function(),
         "custom_op": custom_op,
-        "library": getattr(operators, operator_name("library")).default,
-        "dutyfree.object": fast,
-        "dutyfree.packet": packet,
-        "dutyfree.overload": packet.default,
+        "library": getattr(getattr(torch.ops, NAMESPACE), operator_name("library")).default,
+        **spellings(fast),
     }
 
 
-def require_direct(case: str, candidate: str, operator: Callable[..., Any], call: Call) -> None:
-    """Refuses to time a dutyfree call that would not take the direct path: the number would mean something else."""
+def spellings(operator: CustomOp[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The candidates that are one operator of dutyfree's."""
+    overload: Any = operator._opoverload
+    return dict(zip(SPELLINGS, (operator, overload.overloadpacket, overload), strict=True))
+
+
+def require_path(path: str, case: str, candidate: str, operator: Callable[..., Any], call: Call) -> None:
+    """Refuses to time a dutyfree call that would take another path: the number would mean something else."""
     plan = explain(operator, *call.args, **call.kwargs)
-    if plan.path != "direct":
+    if plan.path != path:
         raise RuntimeError(
-            f"benchmark {case}: {candidate} would take the path {plan.path!r}, not 'direct' ({plan.reason})"
+            f"benchmark {case}: {candidate} would take the path {plan.path!r}, not {path!r} ({plan.reason})"
         )

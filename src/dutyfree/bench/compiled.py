@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dutyfree.bench.calls import CASES, Case, clone_call
-from dutyfree.bench.candidates import build, require_direct
+from dutyfree.bench.candidates import build, require_path
 from dutyfree.bench.measure import Block, Call, timed_block
 
 CALLS = 50
@@ -28,7 +28,7 @@ def blocks(device: torch.device) -> dict[tuple[str, str], Block]:
     case: Case = next(case for case in CASES if case.name == "clone")
     candidates = build(case)
     call: Call = clone_call(device)
-    require_direct(EAGER, "dutyfree.object", candidates["dutyfree.object"], call)
+    require_path("direct", EAGER, "dutyfree.object", candidates["dutyfree.object"], call)
     result = {(EAGER, "plain"): timed_block(chain(candidates["plain"]), call)}
     for name in ("custom_op", "dutyfree.object"):
         operator = candidates[name]

@@ -7,7 +7,7 @@ import torch
 
 from dutyfree.bench import compiled, environment, training
 from dutyfree.bench.calls import CASES, Case
-from dutyfree.bench.candidates import build, require_direct
+from dutyfree.bench.candidates import build, require_path
 from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
 from dutyfree.bench.results import Results, Row
 
@@ -87,7 +87,7 @@ def case_job(case: Case, device: torch.device) -> Job:
     candidates = build(case)
     for name, candidate in candidates.items():
         if name.startswith("dutyfree."):
-            require_direct(case.name, name, candidate, call)
+            require_path("direct", case.name, name, candidate, call)
     blocks = {(case.name, name): timed_block(candidate, call) for name, candidate in candidates.items()}
     again = (case.name, AGAIN)
     blocks[again] = timed_block(case.make_function(), call)

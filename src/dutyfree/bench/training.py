@@ -4,6 +4,7 @@ Bodies and formulas do next to nothing, so that what remains is the price of mak
 """
 
 # No `from __future__ import annotations` here: schemas are inferred from the annotations themselves.
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dutyfree import explain, fast_custom_op
+from dutyfree import fast_custom_op
+from dutyfree.bench.candidates import SPELLINGS, require_path, spellings
 from dutyfree.bench.measure import Block, Call, timed_block
 
 BASELINE = "function"
-CANDIDATES = [BASELINE, "custom_op", "dutyfree.object", "dutyfree.packet", "dutyfree.overload"]
+CANDIDATES = [BASELINE, "custom_op", *SPELLINGS]
 NAMESPACE = "dutyfree_bench_training"
 
 
@@ -153,30 +155,19 @@ FORWARD, BACKWARD = "forward", "forward + backward"
 STEPS = [FORWARD, BACKWARD]
 
 
+@functools.cache
 def build(case: TrainingCase) -> dict[str, Callable[..., Any]]:
-    """The candidates of a case by name. A case's operators can be registered once in a process: results are kept."""
-    if case.name not in _built:
-        _built[case.name] = _register(case)
-    return _built[case.name]
-
-
-_built: dict[str, dict[str, Callable[..., Any]]] = {}
-
-
-def _register(case: TrainingCase) -> dict[str, Callable[..., Any]]:
+    """The candidates of a case by name. Its operators can be registered once in a process, so they are kept."""
     registers: dict[str, Callable[..., Any]] = {"custom_op": torch.library.custom_op, "dutyfree": fast_custom_op}
-    operators = {}
+    operators: dict[str, Any] = {}
     for name, register in registers.items():
         body, backward, setup_context = case.make()
         operators[name] = register(f"{NAMESPACE}::{case.name}_{name}", body, mutates_args=())
         operators[name].register_autograd(backward, setup_context=setup_context)
-    packet = getattr(getattr(torch.ops, NAMESPACE), f"{case.name}_dutyfree")
     return {
         BASELINE: case.function.apply,
         "custom_op": operators["custom_op"],
-        "dutyfree.object": operators["dutyfree"],
-        "dutyfree.packet": packet,
-        "dutyfree.overload": packet.default,
+        **spellings(operators["dutyfree"]),
     }
 
 
@@ -191,22 +182,13 @@ def forward_and_backward(candidate: Callable[..., Any], call: Call) -> Callable[
     return step
 
 
-def require_autograd(case: str, candidate: str, operator: Callable[..., Any], call: Call) -> None:
-    """Refuses to time a dutyfree call that would not take the autograd path: the number would mean something else."""
-    plan = explain(operator, *call.args, **call.kwargs)
-    if plan.path != "autograd":
-        raise RuntimeError(
-            f"benchmark {case}: {candidate} would take the path {plan.path!r}, not 'autograd' ({plan.reason})"
-        )
-
-
 def blocks(case: TrainingCase, step: str) -> dict[tuple[str, str], Block]:
     """A block for each (case, candidate) of one step."""
     result = {}
     for name, candidate in build(case).items():
         call = case.call_function() if name == BASELINE else case.call()
         if name.startswith("dutyfree."):
-            require_autograd(case.name, name, candidate, call)
+            require_path("autograd", case.name, name, candidate, call)
         timed = candidate if step == FORWARD else forward_and_backward(candidate, call)
         result[key_of(case, step), name] = timed_block(timed, call)
     return result
