@@ -125,7 +125,9 @@ def leaves_everything(
         loop(repeats)
         gc.collect()
         growths.append(resident_bytes() - memory)
-    assert counts(watched) == before
+    # Some are the interpreter's too (the name of a keyword, None), so that a count may change by a few; a leak takes
+    # one each time.
+    assert all(abs(now - then) < repeats // 100 for now, then in zip(counts(watched), before, strict=True))
     assert len(gc.get_objects()) - tracked < 20
     assert growths[-1] < ALLOWED_GROWTH[repeats], f"{growths} bytes more after {repeats} calls each"
 
