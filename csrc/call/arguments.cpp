@@ -8,7 +8,6 @@
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
-#include <torch/csrc/Size.h>
 
 namespace dutyfree::call {
 namespace {
@@ -49,15 +48,12 @@ Fit fit_scalar(ValueKind kind, PyObject* value) {
     case ValueKind::Device:
       return THPDevice_Check(value) ? Fit::Passes : Fit::Fails;
     case ValueKind::Tensor:
+    case ValueKind::Layout:
+    case ValueKind::MemoryFormat:
     case ValueKind::Other:
       break;
   }
   return Fit::Fails;
-}
-
-bool is_sequence(PyObject* value) {
-  return PyList_CheckExact(value) || PyTuple_CheckExact(value) ||
-         Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(&THPSizeType);
 }
 
 // Equality as the dispatcher has it between values of one schema type. Runs on converted values only, whose types are
@@ -114,7 +110,7 @@ bool BoundArguments::fail(Reason reason, int argument) {
   return false;
 }
 
-bool BoundArguments::bind(const Signature& signature, const CallArguments& call) {
+bool BoundArguments::place(const Signature& signature, const CallArguments& call) {
   if (call.positional > signature.positional_count()) [[unlikely]] {
     return fail(Reason::ArgumentCount);
   }
@@ -129,7 +125,8 @@ bool BoundArguments::bind(const Signature& signature, const CallArguments& call)
   if ((call.keywords != nullptr || call.keyword_dict != nullptr) && !place_keywords(signature, call)) {
     return false;
   }
-  return check(signature);
+  placed_ = true;
+  return true;
 }
 
 bool BoundArguments::place_keywords(const Signature& signature, const CallArguments& call) {
@@ -208,8 +205,11 @@ bool BoundArguments::check(const Signature& signature) {
     } else {
       const Fit fit = fit_scalar(slot.type.kind, value);
       if (fit == Fit::Converts) [[unlikely]] {
-        set_owned(index, int_as_float(value));
-        fits = this->value(index) != nullptr || fail(Reason::ArgumentType);
+        PyObject* converted = int_as_float(value);
+        fits = converted != nullptr || fail(Reason::ArgumentType);
+        if (fits) {
+          set_owned(index, converted);
+        }
       } else {
         fits = fit == Fit::Passes || fail(Reason::ArgumentType);
       }

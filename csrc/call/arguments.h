@@ -32,7 +32,10 @@ class BoundArguments {
 
   // Places, checks and converts every argument and gathers the tensors' keys. Has no effect that a user can see. On
   // failure PyTorch has to make the conversion or the error; no Python error is set.
-  bool bind(const Signature& signature, const CallArguments& call);
+  bool bind(const Signature& signature, const CallArguments& call) { return place(signature, call) && check(signature); }
+  // The first half of it: every argument is where the schema has it, as the caller gave it.
+  bool place(const Signature& signature, const CallArguments& call);
+  bool placed() const { return placed_; }
 
   // After a failed bind: why, and which argument it was (-1 for the call as a whole).
   observe::Reason failure() const { return failure_; }
@@ -77,6 +80,7 @@ class BoundArguments {
 
   c10::DispatchKeySet keys_;
   c10::DispatchKeySet every_key_;  // the same of all tensors
+  bool placed_ = false;
   bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object
   std::size_t passed_ = 0;   // positional values that the body gets

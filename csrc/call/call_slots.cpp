@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <unordered_map>
 
 #include "call/dict_watch.h"
 #include "call/op_callable.h"
@@ -18,47 +19,84 @@ struct PatchedType {
 };
 PatchedType overload;
 PatchedType packet;
-// Interned "_op"; owned for the life of the process.
+PatchedType definition;
+// Interned "_op" and "_opoverload"; owned for the life of the process.
 PyObject* op_name = nullptr;
+PyObject* overload_name = nullptr;
 PyTypeObject* call_target_type = nullptr;
 
-// The instance attribute `_op`, read anew on every call, a new reference; null without a Python error where there is
-// none. Up to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other
+// An instance attribute, read anew on every call, a new reference; null without a Python error where there is none. Up to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other
 // (see DictWatch), so one comparison stands for the look-up.
-class OpReader {
+class AttributeReader {
  public:
-  PyRef read(PyObject* self) {
+  PyRef read(PyObject* self, PyObject* name) {
 #if PY_VERSION_HEX < 0x030C0000
     PyObject** dict = _PyObject_GetDictPtr(self);
     if (dict != nullptr && *dict != nullptr) [[likely]] {
       const std::uint64_t version = DictWatch::version(*dict);
       if (version != version_) [[unlikely]] {
-        op_ = PyDict_GetItemWithError(*dict, op_name);
-        version_ = op_ == nullptr ? 0 : version;
+        value_ = PyDict_GetItemWithError(*dict, name);
+        version_ = value_ == nullptr ? 0 : version;
       }
-      if (op_ != nullptr) [[likely]] {
-        return PyRef::borrow(op_);
+      if (value_ != nullptr) [[likely]] {
+        return PyRef::borrow(value_);
       }
     }
 #endif
-    PyObject* op = PyObject_GenericGetAttr(self, op_name);
-    if (op == nullptr) [[unlikely]] {
+    PyObject* value = PyObject_GenericGetAttr(self, name);
+    if (value == nullptr) [[unlikely]] {
       PyErr_Clear();
     }
-    return PyRef::steal(op);
+    return PyRef::steal(value);
   }
 
  private:
-  // The dict in state `version_` owns `op_`, and no other dict ever has that version.
+  // The dict in state `version_` owns `value_`, and no other dict ever has that version.
   std::uint64_t version_ = 0;
-  PyObject* op_ = nullptr;
+  PyObject* value_ = nullptr;
 };
 
-// Two operators that share a reader cost each other a look-up, no more. Guarded by the GIL.
-std::array<OpReader, 256> readers;
+// Two objects that share a reader cost each other a look-up, no more; one object is always asked for the same name.
+// Guarded by the GIL.
+std::array<AttributeReader, 256> readers;
+
+PyRef attribute(PyObject* self, PyObject* name) {
+  return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self, name);
+}
+
+// Asks, when an operator without our callable is called for the first time, whether it should have one. Guarded by the
+// GIL.
+class FirstCalls {
+ public:
+  void ask(PyRef ask) {
+    asked_.clear();
+    ask_ = std::move(ask);
+  }
+
+  // The `_op` to call: a new one if that was the answer.
+  PyRef op_of(PyObject* self, PyRef op) {
+    if (!ask_ || !asked_.emplace(op.get(), PyRef::borrow(op.get())).second) [[likely]] {
+      return op;
+    }
+    const PyRef ask = PyRef::borrow(ask_.get());
+    const PyRef answer = PyRef::steal(PyObject_CallOneArg(ask.get(), self));
+    if (!answer) {
+      PyErr_WriteUnraisable(ask.get());  // the call itself is still PyTorch's to make
+    }
+    PyRef present = attribute(self, op_name);
+    return present ? std::move(present) : std::move(op);
+  }
+
+ private:
+  PyRef ask_;  // callable(OpOverload or OpOverloadPacket), or nothing
+  // The callables whose operators were asked about, by address; they are held, so that no other one gets the address.
+  std::unordered_map<PyObject*, PyRef> asked_;
+};
+FirstCalls& first_calls = *new FirstCalls();
 
 PyRef current_op(PyObject* self) {
-  return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self);
+  PyRef op = attribute(self, op_name);
+  return !op || is_op_callable(op.get()) ? std::move(op) : first_calls.op_of(self, std::move(op));
 }
 
 PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -76,6 +114,16 @@ PyObject* packet_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     return packet.original(self, args, kwargs);
   }
   return call_with_tuple(op.get(), args, kwargs);
+}
+
+bool is_plain_overload(PyObject* target) {
+  return Py_TYPE(target) == overload.type && overload.type->tp_call == overload_call;
+}
+
+PyObject* definition_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const PyRef target = attribute(self, overload_name);
+  return target && is_plain_overload(target.get()) ? overload_call(target.get(), args, kwargs)
+                                                   : definition.original(self, args, kwargs);
 }
 
 void patch(PatchedType& patched, PyTypeObject* type, ternaryfunc replacement) {
@@ -133,7 +181,7 @@ PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::siz
     PyErr_Format(PyExc_RuntimeError, "%s is not registered yet", Py_TYPE(self)->tp_name);
     return nullptr;
   }
-  if (Py_TYPE(target.get()) == overload.type && overload.type->tp_call == overload_call) [[likely]] {
+  if (is_plain_overload(target.get())) [[likely]] {
     const PyRef op = current_op(target.get());
     if (op) [[likely]] {
       return is_op_callable(op.get()) ? call_with_vector(op.get(), args, nargsf, keywords)
@@ -197,6 +245,25 @@ PyObject* install_call_slots(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* install_definition_slot(PyObject*, PyObject* type) {
+  if (!PyType_Check(type)) {
+    PyErr_SetString(PyExc_TypeError, "install_definition_slot takes a class");
+    return nullptr;
+  }
+  patch(definition, reinterpret_cast<PyTypeObject*>(type), definition_call);
+  Py_RETURN_NONE;
+}
+
+PyObject* remove_definition_slot(PyObject*, PyObject*) {
+  unpatch(definition, definition_call);
+  Py_RETURN_NONE;
+}
+
+PyObject* ask_at_first_calls(PyObject*, PyObject* ask) {
+  first_calls.ask(ask == Py_None ? PyRef() : PyRef::borrow(ask));
+  Py_RETURN_NONE;
+}
+
 PyObject* remove_call_slots(PyObject*, PyObject*) {
   unpatch(overload, overload_call);
   unpatch(packet, packet_call);
@@ -205,8 +272,9 @@ PyObject* remove_call_slots(PyObject*, PyObject*) {
 
 bool add_call_target_type(PyObject* module) {
   op_name = PyUnicode_InternFromString("_op");
+  overload_name = PyUnicode_InternFromString("_opoverload");
   call_target_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&call_target_spec));
-  return op_name != nullptr && call_target_type != nullptr && PyModule_AddType(module, call_target_type) == 0;
+  return op_name != nullptr && overload_name != nullptr && call_target_type != nullptr && PyModule_AddType(module, call_target_type) == 0;
 }
 
 PyObject* enable_vectorcall(PyObject*, PyObject* cls) {

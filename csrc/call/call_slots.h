@@ -12,6 +12,13 @@ namespace dutyfree::call {
 // install_call_slots(overload_type, packet_type): raises RuntimeError when the types do more than that in `__call__`.
 PyObject* install_call_slots(PyObject* module, PyObject* args);
 PyObject* remove_call_slots(PyObject* module, PyObject* args);
+// The same for the frame of CustomOpDef.__call__, `return self._opoverload(*args, **kwargs)`.
+PyObject* install_definition_slot(PyObject* module, PyObject* type);
+PyObject* remove_definition_slot(PyObject* module, PyObject* args);
+
+// ask_at_first_calls(ask or None): with every OpOverload or OpOverloadPacket that is called for the first time without our
+// callable in front of it, `ask` is called once, and may put one there.
+PyObject* ask_at_first_calls(PyObject* module, PyObject* ask);
 
 // `_core.CallTarget`: a base without behaviour for Python classes whose instances stand for an operator. It holds the
 // OpOverload that a call goes to. enable_vectorcall(cls) makes calls of such a class's instances skip the Python frame

@@ -10,7 +10,7 @@ namespace {
 PyRef run_function(const RunningCall& call) {
   const torch_compat::BelowAutograd guard(call.thread,
                                           call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
-  if (torch_compat::frame_evaluator_installed()) [[unlikely]] {
+  if (torch_compat::frame_evaluator_installed() && call.disables_dynamo) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
       return {};

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "call/apply_watch.h"
+#include "call/boxed.h"
 #include "seeded_fault.h"
+#include "torch_compat/autograd_fallback.h"
 #include "torch_compat/dispatch_table.h"
 #include "torch_compat/tensor.h"
 
@@ -60,6 +62,10 @@ bool records_gradient(const Operator& op, const BoundArguments& arguments) {
 
 // None where there is no gradient to record, RequiresGrad where the core records it, else why PyTorch has to.
 Reason gradient_reason(const Operator& op, const BoundArguments& arguments, const Route& route) {
+  if (route.crosses_fallback) {
+    return any_requires_grad(op, arguments) && torch_compat::autograd_fallback_records() ? Reason::RequiresGrad
+                                                                                         : Reason::None;
+  }
   // PyTorch refuses a gradient through an out= argument, wherever it is.
   if (op.returns_out() && any_requires_grad(op, arguments)) [[unlikely]] {
     return Reason::OutGradient;
@@ -84,7 +90,13 @@ void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decis
   route.start(keys, op.kernels().generation());
   for (;;) {
     const int index = torch_compat::table_index(keys);
-    const c10::OperatorKernel* identity = index < 0 ? nullptr : torch_compat::identity_at(op.entry(), index);
+    const torch_compat::KernelIdentity identity = index < 0 ? nullptr : torch_compat::identity_at(op.entry(), index);
+    if (identity != nullptr && identity == torch_compat::autograd_fallback() && !route.crosses_fallback) {
+      route.add({index, identity});
+      route.crosses_fallback = true;
+      keys = keys & c10::after_autograd_keyset;
+      continue;
+    }
     const KnownKernel* known = identity == nullptr ? nullptr : op.kernels().find(identity);
     if (known == nullptr) {
       decision.reason = Reason::Kernel;
@@ -92,6 +104,7 @@ void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decis
       return;
     }
     route.add({index, identity});
+    ++route.python_kernels;
     switch (known->role) {
       case KnownKernel::Role::Autograd:
         route.below_autograd = true;
@@ -121,9 +134,9 @@ void walk(Operator& op,
       return;
     }
   }
-  if (arguments.may_require_grad() && route.below_autograd && thread.grad_mode()) {
+  if (arguments.may_require_grad() && (route.below_autograd || route.crosses_fallback) && thread.grad_mode()) {
     decision.reason = gradient_reason(op, arguments, route);
-    if (decision.reason == Reason::RequiresGrad) {
+    if (decision.reason == Reason::RequiresGrad && route.autograd != nullptr) {
       decision.autograd = route.autograd;
     } else if (decision.reason != Reason::None) [[unlikely]] {
       return;
@@ -139,36 +152,86 @@ void walk(Operator& op,
   decision.below_autograd = route.below_autograd;
   decision.bumps_versions =
       route.bumps_versions && !(seeded(Fault::InferenceMutationAllowed) && mutates_inference_tensor(op, arguments));
-  decision.kernels_crossed = route.length();
+  decision.kernels_crossed = route.python_kernels;
   decision.backend = route.backend;
   decision.function = route.backend->function();
 }
 
-}  // namespace
-
-Decision decide(Operator& op,
-                const CallArguments& call,
-                const torch_compat::ThreadState& thread,
-                BoundArguments& arguments) {
-  Decision decision;
+void decide_direct(Operator& op,
+                   const CallArguments& call,
+                   const torch_compat::ThreadState& thread,
+                   BoundArguments& arguments,
+                   Decision& decision) {
   if (op.unsupported() != nullptr) [[unlikely]] {
     decision.reason = Reason::Schema;
-    return decision;
+    return;
   }
   const c10::DispatchKeySet included =
       seeded(Fault::IncludedKeyIgnored) ? c10::default_included_set : thread.included();
   decision.reason = thread_reason(thread, included);
   if (decision.reason != Reason::None) [[unlikely]] {
     decision.key = (included - torch_compat::kOrdinaryIncludedKeys).highestPriorityTypeId();
-    return decision;
+    return;
   }
   if (!arguments.bind(op.signature(), call)) [[unlikely]] {
     decision.reason = arguments.failure();
     decision.argument = arguments.failed_argument();
     decision.key = arguments.special_key();
-    return decision;
+    return;
   }
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
+}
+
+// The reason why the call is not direct stays where it can be boxed.
+void decide_boxed(Operator& op,
+                  const CallArguments& call,
+                  const torch_compat::ThreadState& thread,
+                  CallValues& values,
+                  Decision& decision) {
+  Reason refusal = Reason::None;
+  int argument = -1;
+  if (op.lost()) [[unlikely]] {
+    refusal = Reason::Redefined;
+  } else if (thread.torch_function_active()) [[unlikely]] {
+    refusal = Reason::TorchFunctionMode;
+  } else if (values.bound.placed() || (values.bound.failure() == Reason::None && values.bound.place(op.signature(), call))) {
+    refusal = box(op, values.bound, values.boxed, argument);
+  } else {
+    refusal = values.bound.failure();
+    argument = values.bound.failed_argument();
+  }
+  if (refusal == Reason::None) [[likely]] {
+    decision.path = Path::Boxed;
+    return;
+  }
+  decision.reason = refusal;
+  decision.argument = argument;
+}
+
+}  // namespace
+
+Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend) {
+  Decision decision;
+  c10::DispatchKeySet keys;
+  if (backend != c10::DispatchKey::Undefined) {
+    keys = c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend))});
+  }
+  Route route;
+  lay_route(op, torch_compat::call_key_set(op.entry(), keys, {}, {}), route, decision);
+  decision.path = route.backend == nullptr ? Path::PyTorch : Path::Direct;
+  return decision;
+}
+
+Decision decide(Operator& op, const CallArguments& call, const torch_compat::ThreadState& thread, CallValues& values) {
+  Decision decision;
+  if (!op.kernels().empty() || !op.may_box()) {
+    decide_direct(op, call, thread, values.bound, decision);
+  } else {
+    decision.reason = Reason::CppKernel;
+  }
+  if (decision.path == Path::PyTorch && op.may_box()) {
+    decide_boxed(op, call, thread, values, decision);
+  }
   return decision;
 }
 

@@ -25,13 +25,20 @@ struct Decision {
   int kernels_crossed = 0;                             // Python kernels that PyTorch would send the result through
 };
 
+// A call's arguments in the form that its path needs: bound in any case, on the stack for a Boxed call.
+struct CallValues {
+  BoundArguments bound;
+  torch::jit::Stack boxed;
+};
+
 // Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk
-// down the operator's dispatch table for as long as the kernels on the way are known ones. Has no effect that a user
-// can see.
-Decision decide(Operator& op,
-                const CallArguments& call,
-                const torch_compat::ThreadState& thread,
-                BoundArguments& arguments);
+// down the operator's dispatch table for as long as the kernels on the way are known ones. Where that does not lead to a
+// body, boxes the arguments if the operator may be called so. Has no effect that a user can see.
+Decision decide(Operator& op, const CallArguments& call, const torch_compat::ThreadState& thread, CallValues& values);
+
+// How a call with plain tensors of one backend would go, as far as the kernels decide: Direct or, with the key whose
+// kernel is not known, PyTorch. `backend` is Undefined for calls without tensors.
+Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend);
 
 // The key set that the dispatcher would compute for this call.
 inline c10::DispatchKeySet dispatch_keys(const Operator& op,

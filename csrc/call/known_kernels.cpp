@@ -1,11 +1,13 @@
 #include "call/known_kernels.h"
 
 #include "seeded_fault.h"
-#include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
 
 PyObject* BackendKernel::look_up() {
+  if (!parts_.functions) {
+    return function_.get();
+  }
   PyObject* entry = PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get());
   if (entry == nullptr || entry != entry_.get()) {
     return nullptr;

@@ -8,12 +8,14 @@
 
 #include "call/dict_watch.h"
 #include "py_ref.h"
+#include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
 
-// custom_op's backend wrapper: it runs the function registered for one device type. The function is looked up on
-// every call, in the dict and the set that CustomOpDef itself uses, so a later register_kernel or set_kernel_enabled
-// counts at once. Shared by its KnownKernel and by whoever refreshes it; every member needs the GIL.
+// A kernel that runs a Python body. There are two kinds. custom_op's backend wrapper runs the function registered for one
+// device type, which is looked up on every call in the dict and the set that CustomOpDef itself uses, so a later
+// register_kernel or set_kernel_enabled counts at once. A kernel of Library.impl is the function. Shared by its
+// KnownKernel and by whoever refreshes it; every member needs the GIL.
 class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
  public:
   struct Parts {
@@ -25,6 +27,9 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
     PyRef judge;             // callable: see judge()
   };
   explicit BackendKernel(Parts parts) : parts_(std::move(parts)), functions_(parts_.functions.get()) {}
+  // `disables_dynamo`: the function was registered to run with Dynamo turned off.
+  BackendKernel(PyRef function, bool disables_dynamo)
+      : functions_(nullptr), disables_dynamo_(disables_dynamo), function_(std::move(function)) {}
 
   // The function that a call has to run now, borrowed. Null without a Python error when `refresh` has to come first.
   PyObject* function() {
@@ -41,8 +46,9 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   bool refresh();
 
   // PyTorch's own backend wrapper, with the body already run: judge(result, args, kwargs) returns the result or
-  // raises what PyTorch raises for it.
+  // raises what PyTorch raises for it. Null for a kernel of Library.impl, whose results nothing looks at.
   PyObject* judge() const { return parts_.judge.get(); }
+  bool disables_dynamo() const { return disables_dynamo_; }
 
   int traverse(visitproc visit, void* arg) const;
 
@@ -51,7 +57,8 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   PyObject* enabled_function() const;
 
   Parts parts_;
-  DictWatch functions_;  // over parts_.functions
+  DictWatch functions_;  // over parts_.functions; of nothing, hence never unchanged, for a kernel of Library.impl
+  bool disables_dynamo_ = true;
   PyRef entry_;          // the entry of `functions` that `function_` was taken from
   PyRef function_;       // the user's function
   PyRef disabled_key_;   // its key in `disabled`
@@ -76,13 +83,13 @@ struct KnownKernel {
   enum class Role : std::uint8_t {
     Autograd,         // custom_op's autograd wrapper: record a gradient where one is due, mask the autograd keys, go on
     ADInplaceOrView,  // custom_op's version bump of the mutated arguments, then on
-    Backend,          // custom_op's backend wrapper: run the body
+    Backend,          // run the body
   };
 
   KnownKernel(Role role, c10::KernelFunction kernel);
 
   Role role;
-  const c10::OperatorKernel* identity;
+  torch_compat::KernelIdentity identity;
   // Keeps the functor alive, so that no later kernel can have its address.
   c10::KernelFunction kernel;
   std::shared_ptr<AutogradKernel> autograd;  // for Role::Autograd; null where PyTorch has to record the gradients
@@ -95,12 +102,13 @@ struct KnownKernel {
 class KnownKernels {
  public:
   void add(KnownKernel kernel) { kernels_.push_back(std::make_unique<KnownKernel>(std::move(kernel))); }
+  bool empty() const { return kernels_.empty(); }
   // Forgets them all; every call is PyTorch's from then on. The Python objects they held die here.
   void clear();
   // Changes whenever a kernel is forgotten; pointers into this object are good for as long as it stays the same.
   std::uint64_t generation() const { return generation_; }
 
-  KnownKernel* find(const c10::OperatorKernel* identity) const {
+  KnownKernel* find(torch_compat::KernelIdentity identity) const {
     for (const auto& kernel : kernels_) {
       if (kernel->identity == identity) {
         return kernel.get();

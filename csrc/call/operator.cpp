@@ -2,6 +2,11 @@
 
 #include <algorithm>
 
+#include <torch/csrc/utils/python_arg_parser.h>
+
+#include <unordered_set>
+
+#include "torch_compat/definition.h"
 #include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
@@ -19,6 +24,12 @@ bool is_view(const c10::FunctionSchema& schema) {
   });
 }
 
+// "add" of "aten::add".
+std::string short_name(const c10::FunctionSchema& schema) { return schema.name().substr(schema.name().find("::") + 2); }
+
+// Every operator there is. Guarded by the GIL. Never destroyed: what is left of Python at its end may hold operators.
+std::unordered_set<Operator*>& living = *new std::unordered_set<Operator*>();
+
 }  // namespace
 
 std::unique_ptr<Operator> Operator::find(const std::string& name) {
@@ -33,6 +44,17 @@ std::unique_ptr<Operator> Operator::find(const std::string& name) {
   return std::unique_ptr<Operator>(new Operator(handle, std::move(*signature)));
 }
 
+void Operator::forget_lost() {
+  std::vector<Operator*> lost;
+  std::copy_if(living.begin(), living.end(), std::back_inserter(lost), [](const Operator* op) { return op->lost(); });
+  for (Operator* op : lost) {
+    // What dies with the kernels may have taken other operators with it.
+    if (living.count(op) != 0) {
+      op->kernels_.clear();
+    }
+  }
+}
+
 Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
     : handle_(handle),
       pin_(c10::Dispatcher::singleton().registerName(handle.operator_name())),
@@ -40,7 +62,10 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
       schema_(handle.schema()),
       signature_(std::move(signature)),
       name_(c10::toString(handle.operator_name())),
+      takes_numbers_as_tensors_(torch::should_allow_numbers_as_tensors(short_name(schema_))),
+      lost_(torch_compat::definition_lost(handle_)),
       unsupported_(signature_.unsupported()) {
+  living.insert(this);
   if (is_view(schema_)) {
     unsupported_ = "a result is a view of an argument";
   }
@@ -57,5 +82,7 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
     }
   }
 }
+
+Operator::~Operator() { living.erase(this); }
 
 }  // namespace dutyfree::call

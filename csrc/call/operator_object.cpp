@@ -4,6 +4,7 @@
 
 #include "call/arguments.h"
 #include "call/dispatch_walk.h"
+#include "torch_compat/python_kernel.h"
 
 namespace dutyfree::call {
 
@@ -55,6 +56,62 @@ void operator_dealloc(PyObject* object) {
 // The kernel registered last for a dispatch key (an alias key too).
 const c10::KernelFunction& registered_kernel(const Operator& op, const char* key) {
   return op.entry().kernelForDispatchKey(c10::parseDispatchKey(key));
+}
+
+// registered_kernels() -> [(key, function or None, with_keyset, is_python)]: the kernels in force of every key, alias keys too. The
+// function is None for a kernel that is not Python's, and for one that can't be read.
+PyObject* operator_registered_kernels(PyObject* object, PyObject*) {
+  HANDLE_TH_ERRORS
+  const auto& entry = operator_of(object).entry();
+  PyRef kernels = PyRef::steal(PyList_New(0));
+  for (auto key = static_cast<std::uint16_t>(c10::DispatchKey::Undefined);
+       kernels && key <= static_cast<std::uint16_t>(c10::DispatchKey::EndOfAliasKeys); ++key) {
+    const auto dispatch_key = static_cast<c10::DispatchKey>(key);
+    if (!entry.hasKernelForDispatchKey(dispatch_key)) {
+      continue;
+    }
+    const c10::KernelFunction& kernel = entry.kernelForDispatchKey(dispatch_key);
+    const auto python = torch_compat::python_kernel(kernel);
+    const bool readable = python.has_value() && !python->with_op;
+    const PyRef item = PyRef::steal(Py_BuildValue("(sOOO)", c10::toString(dispatch_key),
+                                                  readable ? python->function.get() : Py_None,
+                                                  readable && python->with_keyset ? Py_True : Py_False,
+                                                  torch_compat::is_python_kernel(kernel) ? Py_True : Py_False));
+    if (!item || PyList_Append(kernels.get(), item.get()) < 0) {
+      return nullptr;
+    }
+  }
+  return kernels.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// knows(key) -> bool: the kernel in force of a key is known.
+PyObject* operator_knows(PyObject* object, PyObject* args) {
+  const char* key = nullptr;
+  if (!PyArg_ParseTuple(args, "s", &key)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  const Operator& op = operator_of(object);
+  return PyBool_FromLong(static_cast<long>(
+      op.kernels().find(torch_compat::kernel_identity(registered_kernel(op, key))) != nullptr));
+  END_HANDLE_TH_ERRORS
+}
+
+// know_body(key, function, disables_dynamo)
+PyObject* operator_know_body(PyObject* object, PyObject* args) {
+  const char* key = nullptr;
+  PyObject* function = nullptr;
+  int disables_dynamo = 0;
+  if (!PyArg_ParseTuple(args, "sOp", &key, &function, &disables_dynamo)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  KnownKernel known(KnownKernel::Role::Backend, registered_kernel(operator_of(object), key));
+  known.backend = std::make_shared<BackendKernel>(PyRef::borrow(function), disables_dynamo != 0);
+  operator_of(object).kernels().add(std::move(known));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 // know_autograd(key, apply or None, definition, flattens_lists)
@@ -115,6 +172,28 @@ PyObject* operator_know_backend(PyObject* object, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* operator_allow_boxing(PyObject* object, PyObject*) {
+  operator_of(object).allow_boxing();
+  Py_RETURN_NONE;
+}
+
+// by_kernels(backend or None) -> dispatch key or None: what stops a call with plain tensors of that backend on its way to
+// a body, as far as kernels do.
+PyObject* operator_by_kernels(PyObject* object, PyObject* args) {
+  const char* backend = nullptr;
+  if (!PyArg_ParseTuple(args, "z", &backend)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  const auto key = backend == nullptr ? c10::DispatchKey::Undefined : c10::parseDispatchKey(backend);
+  const Decision decision = decide_by_kernels(operator_of(object), key);
+  if (decision.path == Path::Direct) {
+    Py_RETURN_NONE;
+  }
+  return PyUnicode_FromString(c10::toString(decision.key));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* operator_forget(PyObject* object, PyObject*) {
   operator_of(object).kernels().clear();
   Py_RETURN_NONE;
@@ -127,11 +206,11 @@ PyObject* operator_explain(PyObject* object, PyObject* args) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  BoundArguments arguments;
+  CallValues values;
   const CallArguments call{.values = &PyTuple_GET_ITEM(positional, 0),
                            .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(positional)),
                            .keyword_dict = keywords};
-  const Decision decision = decide(operator_of(object), call, torch_compat::ThreadState::here(), arguments);
+  const Decision decision = decide(operator_of(object), call, torch_compat::ThreadState::here(), values);
   const bool keyed = decision.key != c10::DispatchKey::Undefined;
   return Py_BuildValue("ssis", observe::name(decision.path), observe::name(decision.reason), decision.argument,
                        keyed ? c10::toString(decision.key) : nullptr);
@@ -182,13 +261,26 @@ PyMethodDef operator_methods[] = {
     {"know_autograd", operator_know_autograd, METH_VARARGS, "custom_op's autograd kernel stands under a key now."},
     {"know_version_bump", operator_know_version_bump, METH_VARARGS, "Its version bump stands under a key now."},
     {"know_backend", operator_know_backend, METH_VARARGS, "Its kernel that runs the body stands under a key now."},
+    {"know_body", operator_know_body, METH_VARARGS, "A kernel that is a Python function stands under a key now."},
+    {"knows", operator_knows, METH_VARARGS, "Whether the kernel under a key is known."},
+    {"registered_kernels", operator_registered_kernels, METH_NOARGS,
+     "The kernels in force: [(key, Python function or None, with_keyset, is a Python kernel)]."},
+    {"allow_boxing", operator_allow_boxing, METH_NOARGS, "Calls that are not direct may be boxed by the core."},
+    {"by_kernels", operator_by_kernels, METH_VARARGS,
+     "The dispatch key whose kernel keeps calls on a backend from being direct, or None."},
     {"forget", operator_forget, METH_NOARGS, "Forget every kernel: all calls go PyTorch's way from now on."},
     {"explain", operator_explain, METH_VARARGS, "The path that a call would take: (path, reason, slot, key)."},
     {"counters", operator_counters, METH_NOARGS, "Calls by path and by reason."},
     {"reset_counters", operator_reset_counters, METH_NOARGS, "Set every counter to zero."},
     {nullptr, nullptr, 0, nullptr}};
 
+PyObject* operator_name(PyObject* object, void*) { return PyUnicode_FromString(operator_of(object).name().c_str()); }
+
+PyObject* operator_boxes(PyObject* object, void*) { return PyBool_FromLong(operator_of(object).may_box() ? 1 : 0); }
+
 PyGetSetDef operator_getset[] = {
+    {"name", operator_name, nullptr, "\"ns::op\" or \"ns::op.overload\".", nullptr},
+    {"boxes", operator_boxes, nullptr, "Whether calls that are not direct may be boxed by the core.", nullptr},
     {"unsupported", operator_unsupported, nullptr, "Why no call can be direct, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -204,6 +296,21 @@ PyType_Spec operator_spec = {"dutyfree._core.Operator", sizeof(OperatorObject), 
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, operator_slots};
 
 }  // namespace
+
+PyObject* confirm_python_kernels(PyObject*, PyObject* args) {
+  PyObject *owner = nullptr, *plain = nullptr, *keyed = nullptr;
+  const char *plain_key = nullptr, *keyed_key = nullptr;
+  if (!PyArg_ParseTuple(args, "O!sOsO", operator_type, &owner, &plain_key, &plain, &keyed_key, &keyed)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  const Operator& op = operator_of(owner);
+  return PyBool_FromLong(torch_compat::confirm_python_kernels(registered_kernel(op, plain_key), plain,
+                                                              registered_kernel(op, keyed_key), keyed)
+                             ? 1
+                             : 0);
+  END_HANDLE_TH_ERRORS
+}
 
 bool add_operator_type(PyObject* module) {
   operator_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&operator_spec));

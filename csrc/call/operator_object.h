@@ -19,4 +19,7 @@ extern PyTypeObject* operator_type;  // owned by the module for the life of the 
 // Makes the type and adds it to the module. False with a Python error set on failure.
 bool add_operator_type(PyObject* module);
 
+// confirm_python_kernels(operator, plain_key, plain, keyed_key, keyed): see torch_compat/python_kernel.h
+PyObject* confirm_python_kernels(PyObject* module, PyObject* args);
+
 }  // namespace dutyfree::call

@@ -13,10 +13,15 @@ namespace {
 // The storages of a call's results, each compared with those before it and with the inputs'.
 class AliasCheck {
  public:
-  AliasCheck(const Operator& op, const BoundArguments& arguments) : op_(op), arguments_(arguments) {}
+  // Only custom_op looks for aliases: where it does not, every tensor is admitted.
+  AliasCheck(const Operator& op, const BoundArguments& arguments, bool checks)
+      : op_(op), arguments_(arguments), checks_(checks) {}
 
   // False where the tensor may share storage, or where only PyTorch's own check can tell.
   bool admits(const c10::TensorImpl& tensor) {
+    if (!checks_) {
+      return true;
+    }
     const c10::StorageImpl* storage = torch_compat::storage_identity(tensor);
     if (storage == nullptr || count_ == seen_.size()) {
       return false;
@@ -37,6 +42,7 @@ class AliasCheck {
  private:
   const Operator& op_;
   const BoundArguments& arguments_;
+  const bool checks_;
   std::array<const c10::StorageImpl*, 16> seen_;
   std::size_t count_ = 0;
 };
@@ -176,30 +182,32 @@ bool is_returned_argument(const Operator& op, const BoundArguments& arguments, P
 }
 
 // What the caller gets, or null, with or without a Python error, where only PyTorch can tell.
-PyRef settle(const Operator& op, const BoundArguments& arguments, PyObject* result) {
-  if (op.returns_mutated()) {
+PyRef settle(const Operator& op, const BoundArguments& arguments, PyObject* result, bool checks_aliases) {
+  if (op.returns_mutated() && checks_aliases) {
     return is_returned_argument(op, arguments, result) ? PyRef::borrow(result) : PyRef();
   }
   const auto& types = op.signature().results();
   if (types.empty()) {
     return result == Py_None ? PyRef::borrow(result) : PyRef();
   }
-  AliasCheck aliases(op, arguments);
+  AliasCheck aliases(op, arguments, checks_aliases);
   return types.size() == 1 ? settle_value(types[0], result, true, aliases) : settle_values(types, result, aliases);
 }
 
-// PyTorch's own backend wrapper looks at the result, then every kernel on the way up converts it.
+// custom_op's own backend wrapper looks at the result, then every kernel on the way up converts it.
 PyObject* settle_as_pytorch(const Operator& op,
                             const BoundArguments& arguments,
                             PyRef result,
                             PyObject* judge,
                             int kernels_crossed) {
-  const PyRef args = arguments.as_tuple();
-  const PyRef kwargs = arguments.as_dict(op.signature());
-  if (!args || !kwargs) {
-    return nullptr;
+  if (judge != nullptr) {
+    const PyRef args = arguments.as_tuple();
+    const PyRef kwargs = arguments.as_dict(op.signature());
+    if (!args || !kwargs) {
+      return nullptr;
+    }
+    result = PyRef::steal(PyObject_CallFunctionObjArgs(judge, result.get(), args.get(), kwargs.get(), nullptr));
   }
-  result = PyRef::steal(PyObject_CallFunctionObjArgs(judge, result.get(), args.get(), kwargs.get(), nullptr));
   for (int kernel = 0; result && kernel < kernels_crossed; ++kernel) {
     result = torch_compat::result_through_kernel(op.schema(), result.get());
   }
@@ -213,7 +221,7 @@ PyObject* settle_result(const Operator& op,
                         PyRef result,
                         PyObject* judge,
                         int kernels_crossed) {
-  PyRef settled = settle(op, arguments, result.get());
+  PyRef settled = settle(op, arguments, result.get(), judge != nullptr);
   if (settled) [[likely]] {
     return settled.release();
   }

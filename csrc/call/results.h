@@ -6,9 +6,10 @@
 
 namespace dutyfree::call {
 
-// Turns what a body returned into what the caller gets: PyTorch's checks, conversions and errors, the alias check
-// included. `judge` is the backend kernel's (see BackendKernel::judge), `kernels_crossed` the number of Python kernels
-// that PyTorch would have sent the result through. Null with a Python error set where PyTorch raises.
+// Turns what a body returned into what the caller gets: PyTorch's checks, conversions and errors, and custom_op's alias
+// check where the body is one of its. `judge` is the backend kernel's (see BackendKernel::judge), `kernels_crossed` the
+// number of Python kernels that PyTorch would have sent the result through. Null with a Python error set where PyTorch
+// raises.
 PyObject* settle_result(const Operator& op,
                         const BoundArguments& arguments,
                         PyRef result,

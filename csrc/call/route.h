@@ -17,7 +17,7 @@ class Route {
  public:
   struct Step {
     int index = 0;
-    const c10::OperatorKernel* identity = nullptr;
+    torch_compat::KernelIdentity identity = nullptr;
   };
 
   bool serves(c10::DispatchKeySet keys, std::uint64_t generation) const {
@@ -41,10 +41,11 @@ class Route {
     generation_ = generation;
   }
   void add(Step step) { steps_[static_cast<std::size_t>(length_++)] = step; }
-  int length() const { return length_; }
 
   bool below_autograd = false;
+  bool crosses_fallback = false;  // PyTorch's own autograd kernel, which passes calls on that need no gradient
   bool bumps_versions = false;
+  int python_kernels = 0;
   AutogradKernel* autograd = nullptr;  // null: PyTorch has to record the gradients
   BackendKernel* backend = nullptr;    // null: the route does not end in a body
 
@@ -52,7 +53,7 @@ class Route {
   c10::DispatchKeySet keys_;
   std::uint64_t generation_ = 0;
   int length_ = 0;
-  std::array<Step, 3> steps_;  // one a role at most
+  std::array<Step, 3> steps_;  // an autograd kernel, a version bump and a body at most
 };
 
 }  // namespace dutyfree::call

@@ -21,6 +21,7 @@ struct RunningCall {
         arguments(arguments),
         function(PyRef::borrow(decision.function)),
         judge(PyRef::borrow(decision.backend->judge())),
+        disables_dynamo(decision.backend->disables_dynamo()),
         autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
 
   const Operator& op;
@@ -29,6 +30,7 @@ struct RunningCall {
   BoundArguments& arguments;
   const PyRef function;                            // the body
   const PyRef judge;                               // see BackendKernel::judge
+  const bool disables_dynamo;                      // the body runs with Dynamo turned off
   const std::shared_ptr<AutogradKernel> autograd;  // of an Autograd call
 };
 

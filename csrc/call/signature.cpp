@@ -24,6 +24,10 @@ ValueKind scalar_kind(const c10::Type& type) {
       return ValueKind::DType;
     case c10::TypeKind::DeviceObjType:
       return ValueKind::Device;
+    case c10::TypeKind::LayoutType:
+      return ValueKind::Layout;
+    case c10::TypeKind::MemoryFormatType:
+      return ValueKind::MemoryFormat;
     default:
       return ValueKind::Other;
   }
@@ -44,8 +48,10 @@ ValueType value_type(const c10::TypePtr& type, bool broadcasts) {
       current = optional->getElementType();
     }
   }
+  result.boxed_kind = scalar_kind(*current);
   // int[2] takes a bare int as well: PyTorch repeats it.
-  result.kind = broadcasts ? ValueKind::Other : scalar_kind(*current);
+  const bool direct = !broadcasts && result.boxed_kind != ValueKind::Layout && result.boxed_kind != ValueKind::MemoryFormat;
+  result.kind = direct ? result.boxed_kind : ValueKind::Other;
   return result;
 }
 
@@ -100,6 +106,7 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     signature.results_are_plain_ &= !type.list && !type.optional && type.kind != ValueKind::Other;
     signature.results_.push_back(type);
   }
+  signature.complete_ = true;
   return signature;
 }
 

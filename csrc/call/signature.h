@@ -14,11 +14,12 @@ namespace dutyfree::call {
 // PyTorch's dispatcher accepts no operator with more arguments.
 inline constexpr std::size_t kMaxArguments = 64;
 
-enum class ValueKind : std::uint8_t { Tensor, Int, Float, Bool, Str, Scalar, DType, Device, Other };
+enum class ValueKind : std::uint8_t { Tensor, Int, Float, Bool, Str, Scalar, DType, Device, Layout, MemoryFormat, Other };
 
 // How a value of one schema type is recognised.
 struct ValueType {
-  ValueKind kind = ValueKind::Other;
+  ValueKind kind = ValueKind::Other;        // Other: no body gets such a value directly
+  ValueKind boxed_kind = ValueKind::Other;  // Other: PyTorch boxes it
   bool list = false;
   bool optional = false;          // None may stand for the value
   bool optional_element = false;  // None may stand for an element of the list
@@ -52,6 +53,8 @@ class Signature {
   bool results_may_nest() const { return results_may_nest_; }
   // Whether every result is one exact Python object, which no kernel on the way up would replace.
   bool results_are_plain() const { return results_are_plain_; }
+  // False where the slots don't describe the schema: it has more arguments than the dispatcher takes.
+  bool complete() const { return complete_; }
   // The first argument or result without a direct path ("argument x: Dict(str, int)"), empty when all have one.
   const std::string& unsupported() const { return unsupported_; }
 
@@ -62,6 +65,7 @@ class Signature {
   std::vector<std::uint8_t> tensor_slots_;
   std::vector<std::uint8_t> mutated_slots_;
   std::vector<std::uint8_t> gradient_slots_;
+  bool complete_ = false;
   bool results_may_nest_ = false;
   bool results_are_plain_ = true;
   std::string unsupported_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <Python.h>
+#include <torch/csrc/Size.h>
 
 namespace dutyfree::call {
 
@@ -22,6 +23,12 @@ inline bool is_exact_int64(PyObject* value) { return PyLong_CheckExact(value) &&
 // The numbers that a Scalar takes without a conversion. Complex ones are PyTorch's.
 inline bool is_exact_number(PyObject* value) {
   return PyFloat_CheckExact(value) || PyBool_Check(value) || is_exact_int64(value);
+}
+
+// What PySequence_Fast_ITEMS may be used on, and iterates as it is stored.
+inline bool is_sequence(PyObject* value) {
+  return PyList_CheckExact(value) || PyTuple_CheckExact(value) ||
+         Py_TYPE(value) == reinterpret_cast<PyTypeObject*>(&THPSizeType);
 }
 
 // The float that PyTorch makes of an int: a new reference, or null without a Python error when memory runs out; the

@@ -29,8 +29,11 @@ enum class Reason : std::uint8_t {
   PatchedApply,
   Kernel,
   InferenceMutation,
+  CppKernel,
+  Redefined,
+  TorchFunctionArgument,
 };
-inline constexpr std::array<const char*, 17> kReasonNames = {
+inline constexpr std::array<const char*, 20> kReasonNames = {
     "",
     "disabled",
     "schema",
@@ -48,8 +51,11 @@ inline constexpr std::array<const char*, 17> kReasonNames = {
     "patched-apply",
     "kernel",
     "inference-mutation",
+    "cpp-kernel",
+    "redefined",
+    "torch-function-argument",
 };
-static_assert(kReasonNames.size() == static_cast<std::size_t>(Reason::InferenceMutation) + 1);
+static_assert(kReasonNames.size() == static_cast<std::size_t>(Reason::TorchFunctionArgument) + 1);
 
 inline const char* name(Path path) { return kPathNames[static_cast<std::size_t>(path)]; }
 inline const char* name(Reason reason) { return kReasonNames[static_cast<std::size_t>(reason)]; }

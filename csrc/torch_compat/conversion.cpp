@@ -60,6 +60,18 @@ c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value) {
   return argument.default_value().value_or(c10::IValue());
 }
 
+c10::IValue argument_as_pytorch(const c10::Argument& argument, PyObject* value, bool numbers_as_tensors) {
+  const torch::jit::ToIValueAllowNumbersAsTensors guard(numbers_as_tensors);
+  return torch::jit::toIValue(value, argument.real_type(), argument.N());
+}
+
+PyRef stack_as_python(std::vector<c10::IValue>& stack) {
+  if (stack.size() == 1 && stack[0].isTensor() && stack[0].unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton()) {
+    return PyRef::steal(THPVariable_Wrap(std::move(stack[0]).toTensor()));
+  }
+  return PyRef::steal(torch::jit::createPyObjectForStack(std::move(stack)).release().ptr());
+}
+
 std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result) {
   return to_stack(schema, py::reinterpret_borrow<py::object>(result));
 }
@@ -90,7 +102,7 @@ PyRef default_as_schema_shows(const c10::Argument& argument) {
 PyRef result_through_kernel(const c10::FunctionSchema& schema, PyObject* result) {
   try {
     auto stack = to_stack(schema, py::reinterpret_borrow<py::object>(result));
-    return PyRef::steal(torch::jit::createPyObjectForStack(std::move(stack)).release().ptr());
+    return stack_as_python(stack);
   } catch (...) {
     set_python_error();
     return {};

@@ -20,6 +20,13 @@ PyRef default_as_schema_shows(const c10::Argument& argument);
 // The IValue of an exact argument value; of the default where `value` is null. Throws PyTorch's errors.
 c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value);
 
+// The IValue that PyTorch's binding makes of an argument's value; numbers may stand for tensors where it lets them.
+// Throws PyTorch's errors.
+c10::IValue argument_as_pytorch(const c10::Argument& argument, PyObject* value, bool numbers_as_tensors);
+
+// What PyTorch's binding returns for the results on a stack, which are moved out of it. Throws PyTorch's errors.
+PyRef stack_as_python(std::vector<c10::IValue>& stack);
+
 // The IValues of a result that is already what its schema says. Throws PyTorch's errors.
 std::vector<c10::IValue> to_ivalues(const c10::FunctionSchema& schema, PyObject* result);
 

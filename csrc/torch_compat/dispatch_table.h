@@ -68,18 +68,29 @@ struct KernelFunctorAccess {
 };
 template struct KernelFunctorAccess<&c10::BoxedKernel::functor_>;
 
-// What tells one registered kernel from another: the address of its functor. Null for a missing kernel and for
-// kernels that are plain C++ functions. The address may be reused once the functor dies, so whoever compares
-// against it keeps the KernelFunction alive.
-inline const c10::OperatorKernel* kernel_identity(const c10::KernelFunction& kernel) {
-  return kernel_functor(boxed_kernel(kernel));
+using BoxedFunction = c10::BoxedKernel::InternalBoxedKernelFunction*;
+BoxedFunction boxed_function(const c10::BoxedKernel& kernel);
+template <auto Member>
+struct BoxedFunctionAccess {
+  friend BoxedFunction boxed_function(const c10::BoxedKernel& kernel) { return kernel.*Member; }
+};
+template struct BoxedFunctionAccess<&c10::BoxedKernel::boxed_kernel_func_>;
+
+// What tells one registered kernel from another: the address of its functor; of its code where it is a plain boxed
+// function. Null for a missing kernel. A functor's address may be used again once it dies, so whoever compares against
+// it keeps the KernelFunction alive.
+using KernelIdentity = const void*;
+inline KernelIdentity kernel_identity(const c10::KernelFunction& kernel) {
+  const c10::BoxedKernel& boxed = boxed_kernel(kernel);
+  const c10::OperatorKernel* functor = kernel_functor(boxed);
+  return functor != nullptr ? functor : reinterpret_cast<const void*>(boxed_function(boxed));
 }
 
 // Where in a dispatch table the dispatcher looks for `keys`: a pure function of the key set. Negative where it reports
 // an error.
 inline int table_index(c10::DispatchKeySet keys) { return keys.getDispatchTableIndexForDispatchKeySet(); }
 
-inline const c10::OperatorKernel* identity_at(const c10::impl::OperatorEntry& entry, int index) {
+inline KernelIdentity identity_at(const c10::impl::OperatorEntry& entry, int index) {
   return kernel_identity(dispatch_table(entry)[static_cast<std::size_t>(index)]);
 }
 

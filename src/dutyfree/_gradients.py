@@ -38,10 +38,20 @@ def prepare(kernel: Any, definition: CustomOpDef) -> tuple[Callable[..., Any] | 
     Where the kernel is built in another way than this code knows, there is no ``apply``, and PyTorch records them.
     """
     generated = _function_of(kernel) if isinstance(kernel, types.FunctionType) else None
-    if generated is None:
+    if generated is not None:
+        _functorch.allow(kernel, generated, _flattens_lists(generated), _apply_of, definition)
+    return prepare_as_it_is(kernel, definition)
+
+
+def prepare_as_it_is(kernel: Any, definition: Any) -> tuple[Callable[..., Any] | None, Any, bool]:
+    """The same, but torch.func refuses the operator as PyTorch has it: nothing of the kernel's changes.
+
+    ``definition`` may be whatever has the formula (see ``formula_of``).
+    """
+    generated = _function_of(kernel) if isinstance(kernel, types.FunctionType) else None
+    if generated is None or definition is None:
         return None, definition, False
-    flattens_lists = getattr(generated.apply, "__qualname__", "") == _FLATTENS_LISTS
-    _functorch.allow(kernel, generated, flattens_lists, _apply_of, definition)
+    flattens_lists = _flattens_lists(generated)
     direct: Any = type(generated.__name__, (generated,), {"forward": staticmethod(_core.run_forward)})
     node = direct._backward_cls
     node.apply = _core.run_backward_with_lists if flattens_lists else _core.run_backward
@@ -56,6 +66,21 @@ def _function_of(kernel: types.FunctionType) -> Any:
     if isinstance(generated, type) and issubclass(generated, torch.autograd.Function):
         return generated
     return None
+
+
+def _flattens_lists(generated: Any) -> bool:
+    return getattr(generated.apply, "__qualname__", "") == _FLATTENS_LISTS
+
+
+def formula_of(kernel: types.FunctionType) -> Any:
+    """What make_autograd_impl's kernel takes its formula from, on every call: the CustomOpDef, or an object with the same
+    ``_backward_fn`` and ``_setup_context_fn``."""
+    generated = _function_of(kernel)
+    if generated is None:
+        return None
+    forward = closure_of(generated.forward).get("orig_forward")
+    cell = closure_of(generated.forward if forward is None else forward.cell_contents).get("info")
+    return None if cell is None else cell.cell_contents
 
 
 def _apply_of(function: type) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
-"""Recognises the kernels that torch's CustomOpDef registers, as it registers them.
+"""Recognises kernels that are Python functions: those of torch's CustomOpDef, and any others.
 
-``CustomOpDef`` hands its kernels to ``Library.impl``. Listening there tells, for each kernel, the dispatch key and the
-Python function; whether the function is the one that this code knows is decided by its qualified name, so that an
-unknown version of torch loses speed and nothing else.
+``CustomOpDef`` hands its kernels to ``Library.impl``. Where dutyfree makes the operator itself, listening there tells,
+for each kernel, the dispatch key and the Python function; the kernels of operators that others registered are read out
+of the dispatcher. Whether a function is one of custom_op's that this code knows is decided by its qualified name, so
+that an unknown version of torch loses speed and nothing else.
 """
 
 import functools
@@ -52,38 +53,91 @@ def listen(library: Any) -> Iterator[list[tuple[str, Kernel]]]:
 def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tuple[str, Kernel]]) -> None:
     """Tell the core what the kernels do that were registered just now. None of them may be overridden yet."""
     for key, function in registered:
-        name = getattr(function, "__qualname__", "")
-        if name == _AUTOGRAD and key == "Autograd":
-            operator.know_autograd(key, *_gradients.prepare(function, definition))
-        elif name == _VERSION_BUMP and key == "ADInplaceOrView":
-            operator.know_version_bump(key)
-        elif name == _BACKEND and isinstance(function, types.FunctionType):
-            # The kernel looks its function up by the device type in its closure, which in a registration for several
-            # devices is the last one for all of them.
-            device_type = closure_of(function)["device_type"].cell_contents
-            operator.know_backend(
-                key,
-                definition._backend_fns,
-                definition._disabled_kernel,
-                device_type,
-                uncounted(definition._init_fn),
-                body_of,
-                _judge(definition, function, device_type),
-            )
+        _know_kernel_of_custom_op(operator, key, function, definition, _gradients.prepare)
 
 
-def forget_with(library: Any, operator: _core.Operator) -> None:
-    """Have ``operator`` forget its kernels when its library is destroyed: a redefinition, whoever makes it, does that.
+def learn(operator: _core.Operator) -> list[str]:
+    """Tell the core what the Python kernels do that are in force for an operator that someone else registered.
 
-    A known kernel holds the closures of its operator's definition in a way that the garbage collector can't see.
+    Returns the dispatch keys with a Python kernel that can't be read.
     """
-    destroy = library._destroy
+    kernels_are_readable()
+    unread = []
+    for key, function, with_keyset, is_python in operator.registered_kernels():
+        # Fake kernels don't count: many operators of PyTorch's own have a Python one, and none is called for its speed.
+        if not is_python or key == "Meta" or operator.knows(key):
+            continue
+        if function is None:
+            unread.append(key)
+            continue
+        of_custom_op = _know_kernel_of_custom_op(operator, key, function, None, _gradients.prepare_as_it_is)
+        if not of_custom_op and not with_keyset:
+            _know_function(operator, key, function)
+    return unread
 
-    def destroy_and_forget() -> None:
-        destroy()
-        operator.forget()
 
-    library._destroy = destroy_and_forget
+def _know_kernel_of_custom_op(
+    operator: _core.Operator,
+    key: str,
+    function: Kernel,
+    definition: Any,
+    prepare: Callable[[Kernel, Any], tuple[Callable[..., Any] | None, Any, bool]],
+) -> bool:
+    """Whether ``function`` is a kernel of CustomOpDef (or an autograd kernel of torch.library.register_autograd).
+
+    ``definition`` is the CustomOpDef where it is known.
+    """
+    name = getattr(function, "__qualname__", "")
+    if not isinstance(function, types.FunctionType) or name not in (_AUTOGRAD, _VERSION_BUMP, _BACKEND):
+        return False
+    cells = closure_of(function)
+    if name == _AUTOGRAD and key == "Autograd":
+        info = definition if definition is not None else _gradients.formula_of(function)
+        operator.know_autograd(key, *prepare(function, info))
+    elif name == _VERSION_BUMP and key == "ADInplaceOrView":
+        operator.know_version_bump(key)
+    elif name == _BACKEND:
+        definition = definition if definition is not None else cells["self"].cell_contents
+        # The kernel looks its function up by the device type in its closure, which in a registration for several
+        # devices is the last one for all of them.
+        device_type = cells["device_type"].cell_contents
+        operator.know_backend(
+            key,
+            definition._backend_fns,
+            definition._disabled_kernel,
+            device_type,
+            uncounted(definition._init_fn),
+            body_of,
+            _judge(definition, function, device_type),
+        )
+    return True
+
+
+def _know_function(operator: _core.Operator, key: str, function: Kernel) -> None:
+    # torch.library.register_kernel's wrapper turns Dynamo off; the core does that itself, where Dynamo is on.
+    code = getattr(function, "__code__", None)
+    disables_dynamo = code is not None and code in torch._compile._disable_dynamo.__code__.co_consts
+    if disables_dynamo:
+        function = closure_of(function)["fn"].cell_contents
+    operator.know_body(key, function, disables_dynamo)
+
+
+@functools.cache
+def kernels_are_readable() -> bool:
+    """Whether this torch lays out its kernels as the core knows it, which two kernels of ours tell."""
+
+    def plain(x: torch.Tensor) -> None: ...
+
+    def keyed(keyset: torch.DispatchKeySet, x: torch.Tensor) -> None: ...
+
+    library = torch.library.Library("dutyfree", "FRAGMENT")
+    try:
+        library.define("probe(Tensor x) -> ()")
+        library.impl("probe", plain, "CPU")
+        library.impl("probe", keyed, "AutogradCPU", with_keyset=True)
+        return _core.confirm_python_kernels(_core.Operator("dutyfree::probe"), "CPU", plain, "AutogradCPU", keyed)
+    finally:
+        library._destroy()
 
 
 def body_of(entry: Kernel) -> tuple[Kernel, object]:

@@ -50,7 +50,6 @@ class CustomOp(CustomOpDef, _core.CallTarget, Generic[P, R]):
         if _settings.enabled():
             self._operator = _core.Operator(self._qualname)
             _registrations.know(self._operator, self, registered)
-            _registrations.forget_with(self._lib, self._operator)
             _front.attach(self._opoverload, self._operator)
             _skip_the_frame_of_call()
 

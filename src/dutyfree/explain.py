@@ -7,25 +7,29 @@ import torch
 from torch._library import custom_ops
 
 from dutyfree import _core, _front
+from dutyfree.accelerate import attach, fronts
 
 _SENTENCES = {
     "": "every kernel on the way is a known one",
-    "disabled": "dutyfree is not in front of this operator",
+    "disabled": "dutyfree is not in front of this operator: accelerate it, or make it with fast_custom_op",
     "schema": "the schema has no direct path ({detail})",
     "torch-function-mode": "a TorchFunctionMode is active (a torch.device context is one)",
     "dispatch-mode": "a TorchDispatchMode is active: {detail}",
     "thread-state": "this thread includes the dispatch key {key} (functorch, tracing, …)",
     "argument-count": "{argument} is missing, or there are too many positional arguments",
     "argument-name": "a keyword is unknown or names an argument that is given already",
-    "argument-type": "{argument} needs a conversion that is PyTorch's, or is wrong: {value}",
+    "argument-type": "{argument}: {value} for {expected}, which PyTorch converts or refuses",
     "tensor-subclass": "{argument} is a tensor subclass: {value}",
     "tensor-key": "a tensor carries the dispatch key {key}",
     "requires-grad": "an input requires grad and grad mode is on",
     "out-gradient": "an input requires grad, which functions with out= arguments don't support",
     "gradient-form": "an input requires grad, and PyTorch has to record the gradient of such results",
     "patched-apply": "an input requires grad, and torch.autograd.Function.apply is not torch's own any more",
-    "kernel": "the kernel that serves the dispatch key {key} is not one of custom_op's own",
+    "kernel": "the kernel that serves the dispatch key {key} is not a known one",
     "inference-mutation": "an inference tensor would be mutated outside inference mode",
+    "cpp-kernel": "its kernels are C++",
+    "redefined": "the operator is gone, or another one has its name by now",
+    "torch-function-argument": "{argument} has a __torch_function__: {value}",
 }
 
 
@@ -66,23 +70,41 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
     """The way that ``op(*args, **kwargs)`` would go here and now. Does not run the operator.
 
     Args:
-        op: What :func:`fast_custom_op` returned, or its OpOverload, or its packet.
+        op: What :func:`fast_custom_op` or :func:`torch.library.custom_op` returned, or an OpOverload, or a packet.
     """
-    overload = getattr(op, "_opoverload", op)
-    overload = getattr(overload, "default", overload)
-    if not isinstance(overload, torch._ops.OpOverload):
+    holder = getattr(op, "_opoverload", op)
+    if not isinstance(holder, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         raise TypeError(f"explain takes an operator; {op!r} is a {type(op).__name__}.")
-    front = _front.front_of(op)
-    if front is None:
-        return Plan(overload.name(), "pytorch", "disabled", _SENTENCES["disabled"])
-    path, code, slot, key = front.explain(args, kwargs)
-    schema = overload._schema
+    # What a first call would do.
+    if _front.front_of(holder) is None and not attach(holder):
+        name = getattr(holder, "_qualified_op_name", None) or holder.name()
+        return Plan(name, "pytorch", "disabled", _SENTENCES["disabled"])
+    callable_ = holder._op
+    for front in (callable_.operator, *(callable_.later or ())):
+        path, code, slot, key = front.explain(args, kwargs)
+        if path != "pytorch" or code not in ("argument-count", "argument-name"):
+            break  # else the arguments fit no way: a packet tries its next overload
+    schema = torch._C._get_schema(*_names(front.name))
     argument = schema.arguments[slot].name if slot >= 0 else "an argument"
     value = _given(schema, slot, args, kwargs)
     sentence = _SENTENCES[code].format(
-        detail=front.unsupported or _modes(), key=key, argument=argument, value=type(value).__name__
+        detail=front.unsupported or _modes(),
+        key=key,
+        argument=f"argument {slot} ({argument})" if slot >= 0 else argument,
+        value=_type_name(value),
+        expected=schema.arguments[slot].type if slot >= 0 else "",
     )
-    return Plan(overload.name(), path, code, sentence)
+    return Plan(front.name, path, code, sentence)
+
+
+def _names(name: str) -> tuple[str, str]:
+    operator, _, overload = name.partition(".")
+    return operator, overload
+
+
+def _type_name(value: object) -> str:
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
 def _given(schema: torch.FunctionSchema, slot: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -98,7 +120,8 @@ def _modes() -> str:
 
 
 def stats() -> dict[str, OperatorStats]:
-    """Calls of every operator that :func:`fast_custom_op` made, by ``"namespace::name"``."""
+    """Calls of every operator that :func:`fast_custom_op` made or :func:`accelerate` took, by ``"namespace::name"`` or
+    ``"namespace::name.overload"``."""
     return {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
 
 
@@ -111,5 +134,5 @@ def reset_stats() -> None:
 def _fronts() -> dict[str, _core.Operator]:
     # One call copies the references, so that another thread may register meanwhile.
     definitions = [reference() for reference in custom_ops.OPDEFS.valuerefs()]
-    fronts = {definition._qualname: _front.front_of(definition) for definition in definitions if definition is not None}
-    return {name: front for name, front in fronts.items() if front is not None}
+    made = {definition._qualname: _front.front_of(definition) for definition in definitions if definition is not None}
+    return {name: front for name, front in made.items() if front is not None} | fronts()

@@ -1,0 +1,264 @@
+#include "call/boxed.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+
+#include "call/values.h"
+#include "torch_compat/conversion.h"
+#include "torch_compat/torch_function.h"
+
+namespace dutyfree::call {
+namespace {
+
+using observe::Reason;
+
+// What became of a value: boxed, left to PyTorch's conversion, or a call that PyTorch's __torch_function__ has to see.
+enum class Boxing : std::uint8_t { Done, Unknown, Overridden };
+
+// A tensor that the dispatcher may get as it is.
+Boxing look_at_tensor(PyObject* value) {
+  if (!torch_compat::is_exact_tensor(value)) [[unlikely]] {
+    if (!torch_compat::is_tensor(value)) {
+      return Boxing::Unknown;
+    }
+    if (torch_compat::overrides_torch_function(value)) {
+      return Boxing::Overridden;
+    }
+  }
+  return Boxing::Done;
+}
+
+Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
+  switch (kind) {
+    case ValueKind::Tensor: {
+      const Boxing boxing = look_at_tensor(value);
+      if (boxing == Boxing::Done) [[likely]] {
+        boxed = THPVariable_Unpack(value);
+      }
+      return boxing;
+    }
+    case ValueKind::Int:
+      if (!is_exact_int64(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = static_cast<std::int64_t>(PyLong_AsLongLong(value));
+      return Boxing::Done;
+    case ValueKind::Float:
+      if (PyFloat_CheckExact(value)) {
+        boxed = PyFloat_AS_DOUBLE(value);
+      } else if (is_exact_int64(value)) {
+        boxed = static_cast<double>(PyLong_AsLongLong(value));
+      } else {
+        return Boxing::Unknown;
+      }
+      return Boxing::Done;
+    case ValueKind::Bool:
+      if (!PyBool_Check(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = value == Py_True;
+      return Boxing::Done;
+    case ValueKind::Scalar:
+      if (PyFloat_CheckExact(value)) {
+        boxed = PyFloat_AS_DOUBLE(value);
+      } else if (is_exact_int64(value)) {
+        boxed = static_cast<std::int64_t>(PyLong_AsLongLong(value));
+      } else {
+        return Boxing::Unknown;
+      }
+      return Boxing::Done;
+    case ValueKind::DType:
+      if (!THPDtype_Check(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = static_cast<std::int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type);
+      return Boxing::Done;
+    case ValueKind::Device:
+      if (!THPDevice_Check(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = reinterpret_cast<THPDevice*>(value)->device;
+      return Boxing::Done;
+    case ValueKind::Layout:
+      if (!THPLayout_Check(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = static_cast<std::int64_t>(reinterpret_cast<THPLayout*>(value)->layout);
+      return Boxing::Done;
+    case ValueKind::MemoryFormat:
+      if (!THPMemoryFormat_Check(value)) {
+        return Boxing::Unknown;
+      }
+      boxed = static_cast<std::int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format);
+      return Boxing::Done;
+    case ValueKind::Str:
+    case ValueKind::Other:
+      break;
+  }
+  return Boxing::Unknown;
+}
+
+// The elements are only looked at, so nothing can change the sequence meanwhile but __torch_function__'s look-up on a
+// subclass: its size is read anew.
+Boxing box_tensors(PyObject* sequence, c10::IValue& boxed) {
+  c10::List<at::Tensor> list;
+  list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
+    const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
+    const Boxing boxing = look_at_tensor(item.get());
+    if (boxing != Boxing::Done) [[unlikely]] {
+      return boxing;
+    }
+    list.push_back(THPVariable_Unpack(item.get()));
+  }
+  boxed = std::move(list);
+  return Boxing::Done;
+}
+
+Boxing box_optional_tensors(PyObject* sequence, c10::IValue& boxed) {
+  c10::List<std::optional<at::Tensor>> list;
+  list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
+    const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
+    if (item.get() == Py_None) {
+      list.push_back(std::nullopt);
+      continue;
+    }
+    const Boxing boxing = look_at_tensor(item.get());
+    if (boxing != Boxing::Done) [[unlikely]] {
+      return boxing;
+    }
+    list.push_back(THPVariable_Unpack(item.get()));
+  }
+  boxed = std::move(list);
+  return Boxing::Done;
+}
+
+Boxing box_ints(PyObject* sequence, c10::IValue& boxed) {
+  c10::List<std::int64_t> list;
+  const Py_ssize_t size = PySequence_Fast_GET_SIZE(sequence);
+  list.reserve(static_cast<std::size_t>(size));
+  for (Py_ssize_t index = 0; index < size; ++index) {
+    PyObject* item = PySequence_Fast_ITEMS(sequence)[index];
+    if (!is_exact_int64(item)) [[unlikely]] {
+      return Boxing::Unknown;
+    }
+    list.push_back(static_cast<std::int64_t>(PyLong_AsLongLong(item)));
+  }
+  boxed = std::move(list);
+  return Boxing::Done;
+}
+
+Boxing box_list(const ValueType& type, PyObject* value, c10::IValue& boxed) {
+  if (!is_sequence(value)) {
+    // PyTorch looks for __torch_function__ in a tensor wherever it is.
+    return torch_compat::is_tensor(value) && look_at_tensor(value) == Boxing::Overridden ? Boxing::Overridden
+                                                                                        : Boxing::Unknown;
+  }
+  if (type.boxed_kind == ValueKind::Tensor) {
+    return type.optional_element ? box_optional_tensors(value, boxed) : box_tensors(value, boxed);
+  }
+  return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, boxed) : Boxing::Unknown;
+}
+
+// PyTorch's own conversion; false where it raises.
+bool box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, c10::IValue& boxed) {
+  try {
+    boxed = torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value, op.takes_numbers_as_tensors());
+    return true;
+  } catch (...) {
+    torch_compat::set_python_error();
+    PyErr_Clear();
+    return false;
+  }
+}
+
+// Whether a value that stands where no tensor belongs is, or holds, a tensor that PyTorch would ask first.
+bool is_overridden(PyObject* value) {
+  if (torch_compat::is_tensor(value)) {
+    return look_at_tensor(value) == Boxing::Overridden;
+  }
+  if (!PyList_Check(value) && !PyTuple_Check(value)) {
+    return false;
+  }
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+    const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(value)[index]);
+    if (torch_compat::is_tensor(item.get()) && look_at_tensor(item.get()) == Boxing::Overridden) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The memory of the last boxed call's stack, for the next one. Guarded by the GIL; never destroyed, since calls may be
+// made until the process ends.
+torch::jit::Stack& spare = *new torch::jit::Stack();
+
+struct GilReleased {
+  GilReleased() : state(PyEval_SaveThread()) {}
+  ~GilReleased() { PyEval_RestoreThread(state); }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+  PyThreadState* state;
+};
+
+}  // namespace
+
+Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stack& stack, int& argument) {
+  const auto& slots = op.signature().slots();
+  stack.swap(spare);
+  stack.reserve(std::max(slots.size(), op.signature().results().size()));
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    const ValueType& type = slots[slot].type;
+    PyObject* value = arguments.value(slot);
+    c10::IValue& boxed = stack.emplace_back();
+    if (value == nullptr) {
+      if (!slots[slot].has_default) [[unlikely]] {
+        argument = static_cast<int>(slot);
+        return Reason::ArgumentCount;
+      }
+      boxed = *op.schema().arguments()[slot].default_value();
+      continue;
+    }
+    if (value == Py_None && type.optional) {
+      continue;
+    }
+    Boxing boxing = type.list ? box_list(type, value, boxed) : box_single(type.boxed_kind, value, boxed);
+    if (boxing == Boxing::Unknown) [[unlikely]] {
+      boxing = is_overridden(value) ? Boxing::Overridden : boxing;
+      if (boxing == Boxing::Unknown && box_as_pytorch(op, slot, value, boxed)) {
+        continue;
+      }
+    }
+    if (boxing != Boxing::Done) [[unlikely]] {
+      argument = static_cast<int>(slot);
+      return boxing == Boxing::Overridden ? Reason::TorchFunctionArgument : Reason::ArgumentType;
+    }
+  }
+  return Reason::None;
+}
+
+PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack) {
+  PyRef result;
+  // A tensor's last C++ reference takes the GIL when it goes, which without the GIL means to wait for it. So the kernels,
+  // which consume the stack, do not have the last ones.
+  const c10::SmallVector<c10::IValue, 8> kept(stack.begin(), stack.end());
+  try {
+    {
+      const GilReleased released;
+      op.handle().callBoxed(&stack);
+    }
+    result = torch_compat::stack_as_python(stack);
+  } catch (...) {
+    torch_compat::set_python_error();
+  }
+  stack.clear();
+  if (stack.capacity() > spare.capacity()) {
+    spare.swap(stack);
+  }
+  return result.release();
+}
+
+}  // namespace dutyfree::call

@@ -1,0 +1,110 @@
+"""Which operators ``accelerate`` and ``restore`` were asked for: rules over names, of which the last that fits counts."""
+
+import os
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._library import custom_ops
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
+
+from dutyfree import _core, _registrations
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A target; ``covers`` says whether an operator ("ns::op" or "ns::op.overload") is part of it."""
+
+    covers: Callable[[str], bool]
+
+
+_rules: list[tuple[Rule, bool]] = []
+
+
+def parse(target: Any) -> Rule:
+    """The rule of a target of ``accelerate``."""
+    if target is None:
+        return Rule(lambda name: True)
+    if isinstance(target, CustomOpDef):
+        target = target._opoverload
+    if isinstance(target, OpOverload):
+        return _named(target.name())
+    if isinstance(target, OpOverloadPacket):
+        return _named(target._qualified_op_name)
+    if isinstance(target, _OpNamespace):
+        return _named(target.name)
+    if isinstance(target, str):
+        return _named(target)
+    if isinstance(target, types.ModuleType):
+        return Rule(_Package(target).covers)
+    raise TypeError(
+        f"expected an operator, an operator's name, a namespace, a module or None; {target!r} is a "
+        f"{type(target).__name__}."
+    )
+
+
+def _named(target: str) -> Rule:
+    if "::" not in target:
+        return Rule(lambda name: name.startswith(f"{target}::"))
+    # "ns::op" stands for all its overloads.
+    return Rule(lambda name: name == target or name.startswith(f"{target}."))
+
+
+def add(rule: Rule, covered: bool) -> None:
+    _rules.append((rule, covered))
+
+
+def clear() -> None:
+    _rules.clear()
+
+
+def covered(name: str) -> bool:
+    """Whether ``accelerate`` was asked for an operator, and ``restore`` not since."""
+    return next((covered for rule, covered in reversed(_rules) if rule.covers(name)), False)
+
+
+def any_covered() -> bool:
+    return any(covered for _, covered in _rules)
+
+
+class _Package:
+    """The operators that a package defines.
+
+    It defines those of its own namespace (``torchvision::nms``), those whose function or kernel is one of its modules',
+    and those that one of its files registered.
+    """
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._name = module.__name__
+        paths = getattr(module, "__path__", None)
+        self._places = [f"{path}{os.sep}" for path in paths] if paths else [getattr(module, "__file__", None) or "?"]
+
+    def covers(self, name: str) -> bool:
+        if name.partition("::")[0] == self._name:
+            return True
+        definition = custom_ops.OPDEFS.get(name)
+        if definition is not None:
+            return self._has(definition._init_fn)
+        operator, _, overload = name.partition(".")
+        try:
+            handle = torch._C._dispatch_find_schema_or_throw(operator, overload)
+        except RuntimeError:
+            return False
+        return any(f"registered at {place}" in handle.debug() for place in self._places) or any(
+            self._has(function) for _, function, *_ in _kernels_of(name)
+        )
+
+    def _has(self, function: Any) -> bool:
+        module = getattr(function, "__module__", None) or ""
+        return module == self._name or module.startswith(f"{self._name}.")
+
+
+def _kernels_of(name: str) -> list[tuple[str, Any, bool, bool]]:
+    _registrations.kernels_are_readable()
+    try:
+        return _core.Operator(name).registered_kernels()
+    except RuntimeError:
+        return []
