@@ -25,11 +25,12 @@ setup: $(setup)
 
 # The editable install compiles nothing (wheel.cmake=false): it makes the package and its command known, while CMake below
 # builds the extension incrementally, straight into src/dutyfree.
-$(setup): pyproject.toml
+$(setup): pyproject.toml src/dutyfree_auto.pth
 	@scripts/check_machine.sh $(PYTHON)
 	@test -x $(venv)/bin/python || $(PYTHON) -m venv $(venv)
 	$(venv)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) --editable '.[dev]' \
 		--config-settings=wheel.cmake=false --config-settings=editable.mode=inplace
+	@cp src/dutyfree_auto.pth "$$($(venv)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 	@rm -f $(venv)/.setup-torch-*
 	@touch $@
 

@@ -32,7 +32,9 @@ class BoundArguments {
 
   // Places, checks and converts every argument and gathers the tensors' keys. Has no effect that a user can see. On
   // failure PyTorch has to make the conversion or the error; no Python error is set.
-  bool bind(const Signature& signature, const CallArguments& call) { return place(signature, call) && check(signature); }
+  bool bind(const Signature& signature, const CallArguments& call) {
+    return place(signature, call) && check(signature);
+  }
   // The first half of it: every argument is where the schema has it, as the caller gave it.
   bool place(const Signature& signature, const CallArguments& call);
   bool placed() const { return placed_; }

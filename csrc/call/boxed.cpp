@@ -155,7 +155,7 @@ Boxing box_list(const ValueType& type, PyObject* value, c10::IValue& boxed) {
   if (!is_sequence(value)) {
     // PyTorch looks for __torch_function__ in a tensor wherever it is.
     return torch_compat::is_tensor(value) && look_at_tensor(value) == Boxing::Overridden ? Boxing::Overridden
-                                                                                        : Boxing::Unknown;
+                                                                                         : Boxing::Unknown;
   }
   if (type.boxed_kind == ValueKind::Tensor) {
     return type.optional_element ? box_optional_tensors(value, boxed) : box_tensors(value, boxed);
@@ -242,8 +242,8 @@ Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stac
 
 PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack) {
   PyRef result;
-  // A tensor's last C++ reference takes the GIL when it goes, which without the GIL means to wait for it. So the kernels,
-  // which consume the stack, do not have the last ones.
+  // A tensor's last C++ reference takes the GIL when it goes, which without the GIL means to wait for it. So the
+  // kernels, which consume the stack, do not have the last ones.
   const c10::SmallVector<c10::IValue, 8> kept(stack.begin(), stack.end());
   try {
     {

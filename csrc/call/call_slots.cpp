@@ -25,8 +25,9 @@ PyObject* op_name = nullptr;
 PyObject* overload_name = nullptr;
 PyTypeObject* call_target_type = nullptr;
 
-// An instance attribute, read anew on every call, a new reference; null without a Python error where there is none. Up to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other
-// (see DictWatch), so one comparison stands for the look-up.
+// An instance attribute, read anew on every call, a new reference; null without a Python error where there is none. Up
+// to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other (see
+// DictWatch), so one comparison stands for the look-up.
 class AttributeReader {
  public:
   PyRef read(PyObject* self, PyObject* name) {
@@ -274,7 +275,8 @@ bool add_call_target_type(PyObject* module) {
   op_name = PyUnicode_InternFromString("_op");
   overload_name = PyUnicode_InternFromString("_opoverload");
   call_target_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&call_target_spec));
-  return op_name != nullptr && overload_name != nullptr && call_target_type != nullptr && PyModule_AddType(module, call_target_type) == 0;
+  return op_name != nullptr && overload_name != nullptr && call_target_type != nullptr &&
+         PyModule_AddType(module, call_target_type) == 0;
 }
 
 PyObject* enable_vectorcall(PyObject*, PyObject* cls) {

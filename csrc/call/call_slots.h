@@ -16,8 +16,8 @@ PyObject* remove_call_slots(PyObject* module, PyObject* args);
 PyObject* install_definition_slot(PyObject* module, PyObject* type);
 PyObject* remove_definition_slot(PyObject* module, PyObject* args);
 
-// ask_at_first_calls(ask or None): with every OpOverload or OpOverloadPacket that is called for the first time without our
-// callable in front of it, `ask` is called once, and may put one there.
+// ask_at_first_calls(ask or None): with every OpOverload or OpOverloadPacket that is called for the first time without
+// our callable in front of it, `ask` is called once, and may put one there.
 PyObject* ask_at_first_calls(PyObject* module, PyObject* ask);
 
 // `_core.CallTarget`: a base without behaviour for Python classes whose instances stand for an operator. It holds the

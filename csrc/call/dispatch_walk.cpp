@@ -194,7 +194,8 @@ void decide_boxed(Operator& op,
     refusal = Reason::Redefined;
   } else if (thread.torch_function_active()) [[unlikely]] {
     refusal = Reason::TorchFunctionMode;
-  } else if (values.bound.placed() || (values.bound.failure() == Reason::None && values.bound.place(op.signature(), call))) {
+  } else if (values.bound.placed() ||
+             (values.bound.failure() == Reason::None && values.bound.place(op.signature(), call))) {
     refusal = box(op, values.bound, values.boxed, argument);
   } else {
     refusal = values.bound.failure();
@@ -214,7 +215,8 @@ Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend) {
   Decision decision;
   c10::DispatchKeySet keys;
   if (backend != c10::DispatchKey::Undefined) {
-    keys = c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView, c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend))});
+    keys = c10::DispatchKeySet({backend, c10::DispatchKey::ADInplaceOrView,
+                                c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend))});
   }
   Route route;
   lay_route(op, torch_compat::call_key_set(op.entry(), keys, {}, {}), route, decision);

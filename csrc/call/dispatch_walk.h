@@ -32,8 +32,8 @@ struct CallValues {
 };
 
 // Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk
-// down the operator's dispatch table for as long as the kernels on the way are known ones. Where that does not lead to a
-// body, boxes the arguments if the operator may be called so. Has no effect that a user can see.
+// down the operator's dispatch table for as long as the kernels on the way are known ones. Where that does not lead to
+// a body, boxes the arguments if the operator may be called so. Has no effect that a user can see.
 Decision decide(Operator& op, const CallArguments& call, const torch_compat::ThreadState& thread, CallValues& values);
 
 // How a call with plain tensors of one backend would go, as far as the kernels decide: Direct or, with the key whose

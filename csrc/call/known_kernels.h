@@ -12,8 +12,8 @@
 
 namespace dutyfree::call {
 
-// A kernel that runs a Python body. There are two kinds. custom_op's backend wrapper runs the function registered for one
-// device type, which is looked up on every call in the dict and the set that CustomOpDef itself uses, so a later
+// A kernel that runs a Python body. There are two kinds. custom_op's backend wrapper runs the function registered for
+// one device type, which is looked up on every call in the dict and the set that CustomOpDef itself uses, so a later
 // register_kernel or set_kernel_enabled counts at once. A kernel of Library.impl is the function. Shared by its
 // KnownKernel and by whoever refreshes it; every member needs the GIL.
 class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
@@ -59,9 +59,9 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   Parts parts_;
   DictWatch functions_;  // over parts_.functions; of nothing, hence never unchanged, for a kernel of Library.impl
   bool disables_dynamo_ = true;
-  PyRef entry_;          // the entry of `functions` that `function_` was taken from
-  PyRef function_;       // the user's function
-  PyRef disabled_key_;   // its key in `disabled`
+  PyRef entry_;         // the entry of `functions` that `function_` was taken from
+  PyRef function_;      // the user's function
+  PyRef disabled_key_;  // its key in `disabled`
 };
 
 // custom_op's autograd wrapper, as far as it records a gradient. Shared by its KnownKernel and by the calls that are

@@ -16,9 +16,9 @@ namespace {
 using observe::Path;
 
 enum class Outcome : std::uint8_t {
-  Made,        // the call was made; `*result` is what came of it
-  PyTorchs,    // PyTorch has to make it
-  FitsNoWay,   // so has PyTorch, and it won't: the arguments don't fit the schema, whatever is converted
+  Made,       // the call was made; `*result` is what came of it
+  PyTorchs,   // PyTorch has to make it
+  FitsNoWay,  // so has PyTorch, and it won't: the arguments don't fit the schema, whatever is converted
 };
 
 bool fits_no_way(const Decision& decision) {
@@ -59,7 +59,8 @@ Outcome try_operator(Operator& op, const CallArguments& call, PyObject** result)
   const PyRef operators = PyRef::borrow(callable.later);
   Outcome outcome = Outcome::FitsNoWay;
   for (Py_ssize_t index = 0; outcome == Outcome::FitsNoWay && index < PyTuple_GET_SIZE(operators.get()); ++index) {
-    outcome = try_operator(*reinterpret_cast<OperatorObject*>(PyTuple_GET_ITEM(operators.get(), index))->op, call, result);
+    outcome =
+        try_operator(*reinterpret_cast<OperatorObject*>(PyTuple_GET_ITEM(operators.get(), index))->op, call, result);
   }
   return outcome;
 }

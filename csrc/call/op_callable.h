@@ -13,8 +13,8 @@ struct OpCallable {
   vectorcallfunc vectorcall;
   PyObject* pytorch;      // owned: the callable that was there before
   OperatorObject* owner;  // owned: the operator
-  // Owned, a tuple of the operators that PyTorch tries next where the arguments don't fit this one: the later overloads of
-  // a packet, in its order. Null where there are none.
+  // Owned, a tuple of the operators that PyTorch tries next where the arguments don't fit this one: the later overloads
+  // of a packet, in its order. Null where there are none.
   PyObject* later;
   PyObject* auditor;  // owned: called instead, see audit.py; null but under DUTYFREE=audit
   PyObject* weak_references;

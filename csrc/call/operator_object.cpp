@@ -58,8 +58,8 @@ const c10::KernelFunction& registered_kernel(const Operator& op, const char* key
   return op.entry().kernelForDispatchKey(c10::parseDispatchKey(key));
 }
 
-// registered_kernels() -> [(key, function or None, with_keyset, is_python)]: the kernels in force of every key, alias keys too. The
-// function is None for a kernel that is not Python's, and for one that can't be read.
+// registered_kernels() -> [(key, function or None, with_keyset, is_python)]: the kernels in force of every key, alias
+// keys too. The function is None for a kernel that is not Python's, and for one that can't be read.
 PyObject* operator_registered_kernels(PyObject* object, PyObject*) {
   HANDLE_TH_ERRORS
   const auto& entry = operator_of(object).entry();
@@ -73,10 +73,10 @@ PyObject* operator_registered_kernels(PyObject* object, PyObject*) {
     const c10::KernelFunction& kernel = entry.kernelForDispatchKey(dispatch_key);
     const auto python = torch_compat::python_kernel(kernel);
     const bool readable = python.has_value() && !python->with_op;
-    const PyRef item = PyRef::steal(Py_BuildValue("(sOOO)", c10::toString(dispatch_key),
-                                                  readable ? python->function.get() : Py_None,
-                                                  readable && python->with_keyset ? Py_True : Py_False,
-                                                  torch_compat::is_python_kernel(kernel) ? Py_True : Py_False));
+    const PyRef item =
+        PyRef::steal(Py_BuildValue("(sOOO)", c10::toString(dispatch_key), readable ? python->function.get() : Py_None,
+                                   readable && python->with_keyset ? Py_True : Py_False,
+                                   torch_compat::is_python_kernel(kernel) ? Py_True : Py_False));
     if (!item || PyList_Append(kernels.get(), item.get()) < 0) {
       return nullptr;
     }
@@ -93,8 +93,9 @@ PyObject* operator_knows(PyObject* object, PyObject* args) {
   }
   HANDLE_TH_ERRORS
   const Operator& op = operator_of(object);
-  return PyBool_FromLong(static_cast<long>(
-      op.kernels().find(torch_compat::kernel_identity(registered_kernel(op, key))) != nullptr));
+  return PyBool_FromLong(static_cast<long>(op.kernels().find(torch_compat::kernel_identity(registered_kernel(op,
+                                                                                                             key))) !=
+                                           nullptr));
   END_HANDLE_TH_ERRORS
 }
 
@@ -177,8 +178,8 @@ PyObject* operator_allow_boxing(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// by_kernels(backend or None) -> dispatch key or None: what stops a call with plain tensors of that backend on its way to
-// a body, as far as kernels do.
+// by_kernels(backend or None) -> dispatch key or None: what stops a call with plain tensors of that backend on its way
+// to a body, as far as kernels do.
 PyObject* operator_by_kernels(PyObject* object, PyObject* args) {
   const char* backend = nullptr;
   if (!PyArg_ParseTuple(args, "z", &backend)) {

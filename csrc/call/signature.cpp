@@ -50,7 +50,8 @@ ValueType value_type(const c10::TypePtr& type, bool broadcasts) {
   }
   result.boxed_kind = scalar_kind(*current);
   // int[2] takes a bare int as well: PyTorch repeats it.
-  const bool direct = !broadcasts && result.boxed_kind != ValueKind::Layout && result.boxed_kind != ValueKind::MemoryFormat;
+  const bool direct =
+      !broadcasts && result.boxed_kind != ValueKind::Layout && result.boxed_kind != ValueKind::MemoryFormat;
   result.kind = direct ? result.boxed_kind : ValueKind::Other;
   return result;
 }

@@ -14,7 +14,19 @@ namespace dutyfree::call {
 // PyTorch's dispatcher accepts no operator with more arguments.
 inline constexpr std::size_t kMaxArguments = 64;
 
-enum class ValueKind : std::uint8_t { Tensor, Int, Float, Bool, Str, Scalar, DType, Device, Layout, MemoryFormat, Other };
+enum class ValueKind : std::uint8_t {
+  Tensor,
+  Int,
+  Float,
+  Bool,
+  Str,
+  Scalar,
+  DType,
+  Device,
+  Layout,
+  MemoryFormat,
+  Other
+};
 
 // How a value of one schema type is recognised.
 struct ValueType {

@@ -66,7 +66,8 @@ c10::IValue argument_as_pytorch(const c10::Argument& argument, PyObject* value, 
 }
 
 PyRef stack_as_python(std::vector<c10::IValue>& stack) {
-  if (stack.size() == 1 && stack[0].isTensor() && stack[0].unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton()) {
+  if (stack.size() == 1 && stack[0].isTensor() &&
+      stack[0].unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton()) {
     return PyRef::steal(THPVariable_Wrap(std::move(stack[0]).toTensor()));
   }
   return PyRef::steal(torch::jit::createPyObjectForStack(std::move(stack)).release().ptr());

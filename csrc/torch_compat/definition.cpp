@@ -25,8 +25,8 @@ template struct CachedHandleAccess<&c10::PyHandleCache::data_>;
 
 namespace {
 
-// The flags of the definitions that someone watches. Guarded by its mutex, which is taken last: the dispatcher calls with
-// its own lock held.
+// The flags of the definitions that someone watches. Guarded by its mutex, which is taken last: the dispatcher calls
+// with its own lock held.
 class WatchedDefinitions {
  public:
   std::shared_ptr<const std::atomic<bool>> flag(const c10::impl::OperatorEntry* entry) {

@@ -5,7 +5,8 @@
 namespace dutyfree::torch_compat {
 namespace {
 
-// torch._C._has_torch_function_unary: libtorch_python exports no C++ function for it. Owned for the life of the process.
+// torch._C._has_torch_function_unary: libtorch_python exports no C++ function for it. Owned for the life of the
+// process.
 PyObject* has_torch_function = nullptr;
 
 }  // namespace

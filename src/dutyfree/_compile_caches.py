@@ -6,11 +6,9 @@ need to be called) is used again when it does (PyTorch issue 187319). Here the s
 made become part of the hash.
 """
 
-import importlib.abc
-import importlib.machinery
-import sys
+import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._library.utils import is_builtin
 from torch._ops import OpOverload, OpOverloadPacket
 
+import dutyfree_auto
 from dutyfree import _front
 
 _MODULE = "torch._inductor.codecache"
@@ -26,42 +25,11 @@ _HASHED = "FxGraphHashDetails"  # AOTAutogradCacheDetails derives from it
 _MARK = "dutyfree_schemas"
 
 
+@functools.cache  # the first call is all that it takes
 def distinguish_schemas() -> None:
     """Make the schemas part of the hash, now or when PyTorch imports its cache. Calling it again changes nothing."""
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        _patch(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        # To import it here would double the time that `import dutyfree` takes.
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as the finders after it do, and patches it once it is imported.
-
-    It stays: who asks for the spec may import nothing, an import may fail and be tried again, and another thread may be
-    going through the list.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        finders = sys.meta_path[:]
-        others = finders[finders.index(self) + 1 :] if self in finders else finders
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                _patch(module)
-
-            loader.exec_module = exec_module
-        return spec
+    # To import it here would double the time that `import dutyfree` takes.
+    dutyfree_auto.after_import(_MODULE, _patch)
 
 
 def _patch(module: types.ModuleType) -> None:

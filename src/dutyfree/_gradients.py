@@ -73,8 +73,8 @@ def _flattens_lists(generated: Any) -> bool:
 
 
 def formula_of(kernel: types.FunctionType) -> Any:
-    """What make_autograd_impl's kernel takes its formula from, on every call: the CustomOpDef, or an object with the same
-    ``_backward_fn`` and ``_setup_context_fn``."""
+    """What make_autograd_impl's kernel takes its formula from, on every call: the CustomOpDef, or an object with the
+    same ``_backward_fn`` and ``_setup_context_fn``."""
     generated = _function_of(kernel)
     if generated is None:
         return None

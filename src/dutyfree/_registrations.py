@@ -115,11 +115,12 @@ def _know_kernel_of_custom_op(
 
 def _know_function(operator: _core.Operator, key: str, function: Kernel) -> None:
     # torch.library.register_kernel's wrapper turns Dynamo off; the core does that itself, where Dynamo is on.
-    code = getattr(function, "__code__", None)
-    disables_dynamo = code is not None and code in torch._compile._disable_dynamo.__code__.co_consts
-    if disables_dynamo:
-        function = closure_of(function)["fn"].cell_contents
-    operator.know_body(key, function, disables_dynamo)
+    if isinstance(function, types.FunctionType):
+        disabling: Any = torch._compile._disable_dynamo
+        if function.__code__ in disabling.__code__.co_consts:
+            operator.know_body(key, closure_of(function)["fn"].cell_contents, True)
+            return
+    operator.know_body(key, function, False)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Which operators ``accelerate`` and ``restore`` were asked for: rules over names, of which the last that fits counts."""
+"""Which operators ``accelerate`` and ``restore`` were asked for: rules over names; the last that fits counts."""
 
 import os
 import types

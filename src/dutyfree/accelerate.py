@@ -59,7 +59,7 @@ class Report:
     def __getitem__(self, name: str) -> Entry:
         if name not in self.names:
             raise KeyError(f"{name}: not among the {len(self.names)} operators of this report.")
-        return self._entry(name)
+        return self._entry(name)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         entries = list(self)
@@ -253,8 +253,8 @@ def _entry_of(name: str) -> Entry:
         return Entry(name, "direct", "")
     if unread:
         reason = (
-            f"the Python kernel under {', '.join(unread)} can't be read in torch {torch.__version__}, whose kernels are "
-            "laid out in another way than this dutyfree knows"
+            f"the Python kernel under {', '.join(unread)} can't be read: torch {torch.__version__} lays such kernels "
+            "out in another way than this dutyfree knows"
         )
     elif not any(is_python and key != "Meta" for key, *_, is_python in operator.registered_kernels()):
         reason = "its kernels are C++"

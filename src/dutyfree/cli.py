@@ -58,6 +58,42 @@ def bench(
         console.print(f"saved {json}")
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def run(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="A script, or with -m a module; its arguments follow.")],
+    module: Annotated[bool, typer.Option("-m", help="TARGET is a module's name.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="At the end, print the calls of each operator.")] = False,
+) -> None:
+    """Run a program with every operator accelerated, as `python TARGET ...` would run it.
+
+    The processes that it starts accelerate theirs, too: DUTYFREE_AUTO=1 is set for them.
+    """
+    import os
+    import runpy
+    import sys
+
+    import dutyfree
+
+    os.environ["DUTYFREE_AUTO"] = "1"
+    dutyfree.accelerate()
+    sys.argv = [target, *context.args]
+    try:
+        if module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(target).resolve().parent))
+            runpy.run_path(target, run_name="__main__")
+    finally:
+        if stats:
+            from dutyfree.explain import print_stats
+
+            print_stats(Console(stderr=True))
+
+
 @app.command()
 def check(
     fuzz: Annotated[

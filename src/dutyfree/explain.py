@@ -1,14 +1,18 @@
 """Which way a call goes, and why: ``explain`` for one call, ``stats`` for all of them."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._library import custom_ops
 
-from dutyfree import _core, _front
+from dutyfree import _core, _front, _settings
 from dutyfree.accelerate import attach, fronts
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PATHS = ("direct", "autograd", "boxed", "pytorch")
 _SENTENCES = {
     "": "every kernel on the way is a known one",
     "disabled": "dutyfree is not in front of this operator: accelerate it, or make it with fast_custom_op",
@@ -72,14 +76,14 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
     Args:
         op: What :func:`fast_custom_op` or :func:`torch.library.custom_op` returned, or an OpOverload, or a packet.
     """
-    holder = getattr(op, "_opoverload", op)
+    holder: Any = getattr(op, "_opoverload", op)
     if not isinstance(holder, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         raise TypeError(f"explain takes an operator; {op!r} is a {type(op).__name__}.")
     # What a first call would do.
     if _front.front_of(holder) is None and not attach(holder):
         name = getattr(holder, "_qualified_op_name", None) or holder.name()
-        return Plan(name, "pytorch", "disabled", _SENTENCES["disabled"])
-    callable_ = holder._op
+        return Plan(name, "pytorch", "disabled", _SENTENCES["disabled"] if _settings.enabled() else "DUTYFREE=off")
+    callable_: _core.OpCallable = holder._op
     for front in (callable_.operator, *(callable_.later or ())):
         path, code, slot, key = front.explain(args, kwargs)
         if path != "pytorch" or code not in ("argument-count", "argument-name"):
@@ -123,6 +127,18 @@ def stats() -> dict[str, OperatorStats]:
     """Calls of every operator that :func:`fast_custom_op` made or :func:`accelerate` took, by ``"namespace::name"`` or
     ``"namespace::name.overload"``."""
     return {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
+
+
+def print_stats(console: "Console") -> None:
+    """Print the operators that were called, those with the most calls first."""
+    from rich.table import Column, Table  # here, since rich would take a third of the time of `import dutyfree`
+
+    table = Table("operator", *(Column(path, justify="right") for path in _PATHS), "why not direct")
+    called = {name: counts for name, counts in stats().items() if any(counts.calls.values())}
+    for name, counts in sorted(called.items(), key=lambda item: -sum(item[1].calls.values())):
+        reasons = ", ".join(f"{code} {number:,}" for code, number in counts.reasons.items())
+        table.add_row(name, *(f"{counts.calls[path]:,}" for path in _PATHS), reasons)
+    console.print(table)
 
 
 def reset_stats() -> None:

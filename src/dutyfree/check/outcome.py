@@ -40,6 +40,10 @@ class Side:
     def spelled(self, spelling: str) -> Any:
         return {"object": self.op, "packet": self.packet, "overload": self.overload}[spelling]
 
+    def values(self, tensor: Tensor) -> Any:
+        """What is compared of a tensor's elements."""
+        return values_of(tensor)
+
     def text(self, value: object) -> str:
         """The text of a value with the namespace and memory addresses taken out."""
         text = str(value).replace(self.namespace, "NAMESPACE")
@@ -153,7 +157,7 @@ def describe_tensor(tensor: Tensor, side: Side, inputs: list[Any]) -> dict[str, 
             "shape": None if tensor.is_nested else tuple(tensor.shape),
             "stride": tensor.stride() if strided else None,
             "offset": tensor.storage_offset() if strided else None,
-            "values": values_of(tensor),
+            "values": side.values(tensor),
             "version": version_of(tensor),
             "inference": tensor.is_inference(),
             "requires grad": tensor.requires_grad,
