@@ -14,6 +14,11 @@ namespace {
 
 using observe::Reason;
 
+// The memory of boxed calls that are over, for the next ones: a stack, and a list of tensors. Guarded by the GIL; never
+// destroyed, since calls may be made until the process ends.
+torch::jit::Stack& spare_stack = *new torch::jit::Stack();
+std::optional<c10::List<at::Tensor>>& spare_list = *new std::optional<c10::List<at::Tensor>>();
+
 // What became of a value: boxed, left to PyTorch's conversion, or a call that PyTorch's __torch_function__ has to see.
 enum class Boxing : std::uint8_t { Done, Unknown, Overridden };
 
@@ -30,12 +35,12 @@ Boxing look_at_tensor(PyObject* value) {
   return Boxing::Done;
 }
 
-Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
+Boxing box_single(ValueKind kind, PyObject* value, torch::jit::Stack& stack) {
   switch (kind) {
     case ValueKind::Tensor: {
       const Boxing boxing = look_at_tensor(value);
       if (boxing == Boxing::Done) [[likely]] {
-        boxed = THPVariable_Unpack(value);
+        stack.emplace_back(THPVariable_Unpack(value));
       }
       return boxing;
     }
@@ -43,13 +48,13 @@ Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
       if (!is_exact_int64(value)) {
         return Boxing::Unknown;
       }
-      boxed = static_cast<std::int64_t>(PyLong_AsLongLong(value));
+      stack.emplace_back(static_cast<std::int64_t>(PyLong_AsLongLong(value)));
       return Boxing::Done;
     case ValueKind::Float:
       if (PyFloat_CheckExact(value)) {
-        boxed = PyFloat_AS_DOUBLE(value);
+        stack.emplace_back(PyFloat_AS_DOUBLE(value));
       } else if (is_exact_int64(value)) {
-        boxed = static_cast<double>(PyLong_AsLongLong(value));
+        stack.emplace_back(static_cast<double>(PyLong_AsLongLong(value)));
       } else {
         return Boxing::Unknown;
       }
@@ -58,13 +63,13 @@ Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
       if (!PyBool_Check(value)) {
         return Boxing::Unknown;
       }
-      boxed = value == Py_True;
+      stack.emplace_back(value == Py_True);
       return Boxing::Done;
     case ValueKind::Scalar:
       if (PyFloat_CheckExact(value)) {
-        boxed = PyFloat_AS_DOUBLE(value);
+        stack.emplace_back(PyFloat_AS_DOUBLE(value));
       } else if (is_exact_int64(value)) {
-        boxed = static_cast<std::int64_t>(PyLong_AsLongLong(value));
+        stack.emplace_back(static_cast<std::int64_t>(PyLong_AsLongLong(value)));
       } else {
         return Boxing::Unknown;
       }
@@ -73,25 +78,25 @@ Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
       if (!THPDtype_Check(value)) {
         return Boxing::Unknown;
       }
-      boxed = static_cast<std::int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type);
+      stack.emplace_back(static_cast<std::int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type));
       return Boxing::Done;
     case ValueKind::Device:
       if (!THPDevice_Check(value)) {
         return Boxing::Unknown;
       }
-      boxed = reinterpret_cast<THPDevice*>(value)->device;
+      stack.emplace_back(reinterpret_cast<THPDevice*>(value)->device);
       return Boxing::Done;
     case ValueKind::Layout:
       if (!THPLayout_Check(value)) {
         return Boxing::Unknown;
       }
-      boxed = static_cast<std::int64_t>(reinterpret_cast<THPLayout*>(value)->layout);
+      stack.emplace_back(static_cast<std::int64_t>(reinterpret_cast<THPLayout*>(value)->layout));
       return Boxing::Done;
     case ValueKind::MemoryFormat:
       if (!THPMemoryFormat_Check(value)) {
         return Boxing::Unknown;
       }
-      boxed = static_cast<std::int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format);
+      stack.emplace_back(static_cast<std::int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format));
       return Boxing::Done;
     case ValueKind::Str:
     case ValueKind::Other:
@@ -102,8 +107,9 @@ Boxing box_single(ValueKind kind, PyObject* value, c10::IValue& boxed) {
 
 // The elements are only looked at, so nothing can change the sequence meanwhile but __torch_function__'s look-up on a
 // subclass: its size is read anew.
-Boxing box_tensors(PyObject* sequence, c10::IValue& boxed) {
-  c10::List<at::Tensor> list;
+Boxing box_tensors(PyObject* sequence, torch::jit::Stack& stack) {
+  c10::List<at::Tensor> list =
+      spare_list.has_value() ? *std::exchange(spare_list, std::nullopt) : c10::List<at::Tensor>();
   list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
     const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
@@ -113,11 +119,11 @@ Boxing box_tensors(PyObject* sequence, c10::IValue& boxed) {
     }
     list.push_back(THPVariable_Unpack(item.get()));
   }
-  boxed = std::move(list);
+  stack.emplace_back(std::move(list));
   return Boxing::Done;
 }
 
-Boxing box_optional_tensors(PyObject* sequence, c10::IValue& boxed) {
+Boxing box_optional_tensors(PyObject* sequence, torch::jit::Stack& stack) {
   c10::List<std::optional<at::Tensor>> list;
   list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
@@ -132,11 +138,11 @@ Boxing box_optional_tensors(PyObject* sequence, c10::IValue& boxed) {
     }
     list.push_back(THPVariable_Unpack(item.get()));
   }
-  boxed = std::move(list);
+  stack.emplace_back(std::move(list));
   return Boxing::Done;
 }
 
-Boxing box_ints(PyObject* sequence, c10::IValue& boxed) {
+Boxing box_ints(PyObject* sequence, torch::jit::Stack& stack) {
   c10::List<std::int64_t> list;
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(sequence);
   list.reserve(static_cast<std::size_t>(size));
@@ -147,26 +153,27 @@ Boxing box_ints(PyObject* sequence, c10::IValue& boxed) {
     }
     list.push_back(static_cast<std::int64_t>(PyLong_AsLongLong(item)));
   }
-  boxed = std::move(list);
+  stack.emplace_back(std::move(list));
   return Boxing::Done;
 }
 
-Boxing box_list(const ValueType& type, PyObject* value, c10::IValue& boxed) {
+Boxing box_list(const ValueType& type, PyObject* value, torch::jit::Stack& stack) {
   if (!is_sequence(value)) {
     // PyTorch looks for __torch_function__ in a tensor wherever it is.
     return torch_compat::is_tensor(value) && look_at_tensor(value) == Boxing::Overridden ? Boxing::Overridden
                                                                                          : Boxing::Unknown;
   }
   if (type.boxed_kind == ValueKind::Tensor) {
-    return type.optional_element ? box_optional_tensors(value, boxed) : box_tensors(value, boxed);
+    return type.optional_element ? box_optional_tensors(value, stack) : box_tensors(value, stack);
   }
-  return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, boxed) : Boxing::Unknown;
+  return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, stack) : Boxing::Unknown;
 }
 
 // PyTorch's own conversion; false where it raises.
-bool box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, c10::IValue& boxed) {
+bool box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, torch::jit::Stack& stack) {
   try {
-    boxed = torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value, op.takes_numbers_as_tensors());
+    stack.push_back(torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value,
+                                                      op.takes_numbers_as_tensors()));
     return true;
   } catch (...) {
     torch_compat::set_python_error();
@@ -192,10 +199,6 @@ bool is_overridden(PyObject* value) {
   return false;
 }
 
-// The memory of the last boxed call's stack, for the next one. Guarded by the GIL; never destroyed, since calls may be
-// made until the process ends.
-torch::jit::Stack& spare = *new torch::jit::Stack();
-
 struct GilReleased {
   GilReleased() : state(PyEval_SaveThread()) {}
   ~GilReleased() { PyEval_RestoreThread(state); }
@@ -204,31 +207,43 @@ struct GilReleased {
   PyThreadState* state;
 };
 
+// A list that no kernel kept serves the next call.
+void keep_list(const c10::SmallVectorImpl<c10::IValue>& kept) {
+  for (const c10::IValue& value : kept) {
+    if (value.isTensorList() && value.use_count() == 1) {
+      c10::List<at::Tensor> list = value.toTensorList();
+      list.clear();
+      spare_list = std::move(list);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stack& stack, int& argument) {
   const auto& slots = op.signature().slots();
-  stack.swap(spare);
+  stack.swap(spare_stack);
   stack.reserve(std::max(slots.size(), op.signature().results().size()));
   for (std::size_t slot = 0; slot < slots.size(); ++slot) {
     const ValueType& type = slots[slot].type;
     PyObject* value = arguments.value(slot);
-    c10::IValue& boxed = stack.emplace_back();
     if (value == nullptr) {
       if (!slots[slot].has_default) [[unlikely]] {
         argument = static_cast<int>(slot);
         return Reason::ArgumentCount;
       }
-      boxed = *op.schema().arguments()[slot].default_value();
+      stack.push_back(*op.schema().arguments()[slot].default_value());
       continue;
     }
     if (value == Py_None && type.optional) {
+      stack.emplace_back();
       continue;
     }
-    Boxing boxing = type.list ? box_list(type, value, boxed) : box_single(type.boxed_kind, value, boxed);
+    Boxing boxing = type.list ? box_list(type, value, stack) : box_single(type.boxed_kind, value, stack);
     if (boxing == Boxing::Unknown) [[unlikely]] {
       boxing = is_overridden(value) ? Boxing::Overridden : boxing;
-      if (boxing == Boxing::Unknown && box_as_pytorch(op, slot, value, boxed)) {
+      if (boxing == Boxing::Unknown && box_as_pytorch(op, slot, value, stack)) {
         continue;
       }
     }
@@ -255,8 +270,9 @@ PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack) {
     torch_compat::set_python_error();
   }
   stack.clear();
-  if (stack.capacity() > spare.capacity()) {
-    spare.swap(stack);
+  keep_list(kept);
+  if (stack.capacity() > spare_stack.capacity()) {
+    spare_stack.swap(stack);
   }
   return result.release();
 }
