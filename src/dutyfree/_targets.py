@@ -3,7 +3,7 @@
 import os
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,43 +18,42 @@ from dutyfree import _core, _registrations
 class Rule:
     """A target; ``covers`` says whether an operator ("ns::op" or "ns::op.overload") is part of it."""
 
-    covers: Callable[[str], bool]
+    target: str | types.ModuleType | None
+    covers: Callable[[str], bool] = field(compare=False)
 
 
-_rules: list[tuple[Rule, bool]] = []
+# By the target that they are for, in the order in which they were last asked for.
+_rules: dict[Rule, bool] = {}
 
 
 def parse(target: Any) -> Rule:
     """The rule of a target of ``accelerate``."""
-    if target is None:
-        return Rule(lambda name: True)
     if isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, OpOverload):
-        return _named(target.name())
-    if isinstance(target, OpOverloadPacket):
-        return _named(target._qualified_op_name)
-    if isinstance(target, _OpNamespace):
-        return _named(target.name)
-    if isinstance(target, str):
-        return _named(target)
+        target = target.name()
+    elif isinstance(target, OpOverloadPacket):
+        target = target._qualified_op_name
+    elif isinstance(target, _OpNamespace):
+        target = target.name
+    if target is None:
+        return Rule(None, lambda name: True)
     if isinstance(target, types.ModuleType):
-        return Rule(_Package(target).covers)
-    raise TypeError(
-        f"expected an operator, an operator's name, a namespace, a module or None; {target!r} is a "
-        f"{type(target).__name__}."
-    )
-
-
-def _named(target: str) -> Rule:
+        return Rule(target, _Package(target).covers)
+    if not isinstance(target, str):
+        raise TypeError(
+            f"expected an operator, an operator's name, a namespace, a module or None; {target!r} is a "
+            f"{type(target).__name__}."
+        )
     if "::" not in target:
-        return Rule(lambda name: name.startswith(f"{target}::"))
+        return Rule(target, lambda name: name.startswith(f"{target}::"))
     # "ns::op" stands for all its overloads.
-    return Rule(lambda name: name == target or name.startswith(f"{target}."))
+    return Rule(target, lambda name: name == target or name.startswith(f"{target}."))
 
 
 def add(rule: Rule, covered: bool) -> None:
-    _rules.append((rule, covered))
+    _rules.pop(rule, None)
+    _rules[rule] = covered
 
 
 def clear() -> None:
@@ -63,11 +62,11 @@ def clear() -> None:
 
 def covered(name: str) -> bool:
     """Whether ``accelerate`` was asked for an operator, and ``restore`` not since."""
-    return next((covered for rule, covered in reversed(_rules) if rule.covers(name)), False)
+    return next((covered for rule, covered in reversed(_rules.items()) if rule.covers(name)), False)
 
 
 def any_covered() -> bool:
-    return any(covered for _, covered in _rules)
+    return any(_rules.values())
 
 
 class _Package:

@@ -135,6 +135,7 @@ def restore(target: Target = None) -> None:
             _front.take_away(holder)
             del _fronted[id(holder)]
     if not _targets.any_covered():
+        _targets.clear()
         _stop_listening()
 
 
@@ -256,7 +257,9 @@ def _entry_of(name: str) -> Entry:
             f"the Python kernel under {', '.join(unread)} can't be read: torch {torch.__version__} lays such kernels "
             "out in another way than this dutyfree knows"
         )
-    elif not any(is_python and key != "Meta" for key, *_, is_python in operator.registered_kernels()):
+    elif not (kernels := [kernel for kernel in operator.registered_kernels() if kernel[0] != "Meta"]):
+        reason = "it has no kernel, but perhaps a fake one"
+    elif not any(is_python for *_, is_python in kernels):
         reason = "its kernels are C++"
     elif operator.unsupported is not None:
         reason = f"the schema has no direct path ({operator.unsupported})"
