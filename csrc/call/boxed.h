@@ -10,9 +10,9 @@ namespace dutyfree::call {
 
 // Boxes arguments that are placed. None where that worked; otherwise why PyTorch has to make the call or the error, and
 // `argument` is the slot. No Python error is set.
-observe::Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stack& stack, int& argument);
+[[gnu::noinline]] observe::Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stack& stack, int& argument);
 
 // Calls the dispatcher, which leaves what it likes on the stack. A new reference, or null with a Python error set.
-PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack);
+[[gnu::noinline]] PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack);
 
 }  // namespace dutyfree::call

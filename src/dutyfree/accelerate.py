@@ -206,7 +206,7 @@ def _made_holders() -> list[Any]:
     return overloads + packets
 
 
-_library_impl = torch.library.Library.impl
+_library_impl: Any = torch.library.Library.impl
 
 
 def _listen() -> None:
@@ -228,7 +228,7 @@ def _stop_listening() -> None:
         _core.remove_call_slots()
 
 
-@functools.wraps(_library_impl)
+@functools.wraps(torch.library.Library.impl)
 def _impl_and_learn(self: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
     """``Library.impl``; an accelerated operator learns of its new kernel."""
     result = _library_impl(self, op_name, *args, **kwargs)

@@ -15,6 +15,7 @@ class Benchmark(str, enum.Enum):
 
     calls = "calls"
     training = "training"
+    accelerated = "accelerated"
 
 
 @app.callback()
@@ -35,11 +36,11 @@ def bench(
     """Measure what a call costs beside a plain function and PyTorch's own ways to register it.
 
     calls: beside custom_op and a Library registration. training: calls that record a gradient, beside custom_op and a
-    hand-written torch.autograd.Function.
+    hand-written torch.autograd.Function. accelerated: operators that others registered, before and after accelerate.
     """
     # Imported here so that `dutyfree --help` does not wait for torch.
     from dutyfree.bench.report import print_report
-    from dutyfree.bench.run import run_calls, run_training
+    from dutyfree.bench.run import run_accelerated, run_calls, run_training
 
     console = Console()
 
@@ -50,6 +51,8 @@ def bench(
 
     if benchmark is Benchmark.training:
         results = run_training(quick=quick, progress=progress)
+    elif benchmark is Benchmark.accelerated:
+        results = run_accelerated(quick=quick, progress=progress)
     else:
         results = run_calls(quick=quick, with_compile=compile, progress=progress)
     print_report(results, console)

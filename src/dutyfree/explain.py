@@ -81,9 +81,9 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
         raise TypeError(f"explain takes an operator; {op!r} is a {type(op).__name__}.")
     # What a first call would do.
     if _front.front_of(holder) is None and not attach(holder):
-        name = getattr(holder, "_qualified_op_name", None) or holder.name()
+        name = holder._qualified_op_name if isinstance(holder, torch._ops.OpOverloadPacket) else holder._name
         return Plan(name, "pytorch", "disabled", _SENTENCES["disabled"] if _settings.enabled() else "DUTYFREE=off")
-    callable_: _core.OpCallable = holder._op
+    callable_: Any = holder._op
     for front in (callable_.operator, *(callable_.later or ())):
         path, code, slot, key = front.explain(args, kwargs)
         if path != "pytorch" or code not in ("argument-count", "argument-name"):

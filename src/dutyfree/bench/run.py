@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dutyfree.bench import compiled, environment, training
+from dutyfree.bench import accelerated, compiled, environment, training
 from dutyfree.bench.calls import CASES, Case
 from dutyfree.bench.candidates import build, require_path
 from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
@@ -60,6 +60,18 @@ def run_training(*, quick: bool = False, progress: Progress = lambda _: None) ->
     )
 
 
+def run_accelerated(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+    """Time operators that others registered, before and after ``accelerate``."""
+    return _run(
+        lambda: [
+            *(python_job(case) for case in accelerated.PYTHON_CASES),
+            *(aten_job(name) for name in accelerated.aten_calls()),
+        ],
+        quick,
+        progress,
+    )
+
+
 def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress) -> Results:
     passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
     threads = torch.get_num_threads()
@@ -99,6 +111,20 @@ def training_job(case: training.TrainingCase, step: str) -> Job:
     baseline = (training.key_of(case, step), training.BASELINE)
     again = (baseline[0], AGAIN)
     blocks[again] = training.blocks(case, step)[baseline]
+    return Job(baseline[0], torch.device("cpu"), blocks, baseline, again)
+
+
+def python_job(case: Case) -> Job:
+    blocks = accelerated.python_blocks(case)
+    again = (case.name, AGAIN)
+    blocks[again] = timed_block(case.make_function(), case.make_call(torch.device("cpu")))
+    return Job(f"accelerated: {case.name}", torch.device("cpu"), blocks, (case.name, "plain"), again)
+
+
+def aten_job(name: str) -> Job:
+    blocks = accelerated.aten_blocks(name)
+    baseline, again = (f"aten::{name}", accelerated.BEFORE), (f"aten::{name}", AGAIN)
+    blocks[again] = accelerated.aten_blocks(name)[baseline]
     return Job(baseline[0], torch.device("cpu"), blocks, baseline, again)
 
 
