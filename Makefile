@@ -67,6 +67,7 @@ fuzz: build
 bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	dutyfree bench training --json benchmarks/results/training.json
+	dutyfree bench accelerated --json benchmarks/results/accelerated.json
 	python benchmarks/render.py
 
 # Counts the instructions of calls anew; tests/test_instructions.py holds later ones to them.

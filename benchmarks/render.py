@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Writes the README's tables from benchmarks/results/*.json, each between the markers that carry its name."""
+"""Writes the tables of the README and of docs/ from benchmarks/results/*.json, each between markers with its name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dutyfree.bench import training
+from dutyfree.bench.accelerated import AFTER, BEFORE, FUNCTION
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+ACCELERATE = ROOT / "docs" / "accelerate.md"
 
 CALLS = {
     "clone": "1 tensor, `x.clone()`",
@@ -84,7 +87,52 @@ def training_table(results: dict[str, Any]) -> str:
     return "\n".join(lines + note(results))
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"calls": calls_table, "training": training_table}
+ACCELERATED_COLUMNS = {
+    "custom_op": "`custom_op` before",
+    "accelerated.custom_op.object": "after",
+    "accelerated.custom_op.overload": "by `.default`",
+    "library": "`Library` before",
+    "accelerated.library.overload": "after",
+    "dutyfree.object": "`fast_custom_op`",
+}
+
+
+def accelerated_table(results: dict[str, Any]) -> str:
+    """The tax of operators with Python bodies, before and after."""
+    rows = rows_of(results)
+    lines = header(["tax in µs: call − plain function", *ACCELERATED_COLUMNS.values()])
+    for case in dict.fromkeys(case for case, candidate in rows if candidate == "plain"):
+        taxes = (f"{rows[case, candidate]['tax_us']:.2f}" for candidate in ACCELERATED_COLUMNS)
+        lines.append(f"| {CALLS[case]} | " + " | ".join(taxes) + " |")
+    return "\n".join(lines + note(results))
+
+
+def aten_table(results: dict[str, Any]) -> str:
+    """PyTorch's own operators, before and after, beside PyTorch's own functions."""
+    rows = rows_of(results)
+    lines = header(["operator", "`torch.ops` before, µs", "after", "after / before", "after / `torch.…`"])
+    for case in dict.fromkeys(case for case, candidate in rows if candidate == BEFORE):
+        before, after = rows[case, BEFORE]["us"], rows[case, AFTER]["us"]
+        function = f"{after / rows[case, FUNCTION]['us']:.2f}" if (case, FUNCTION) in rows else ""
+        lines.append(f"| `{case}` | {before:.2f} | {after:.2f} | {after / before:.2f} | {function} |")
+    return "\n".join(lines + note(results))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a table goes, the results that it is made of, and how."""
+
+    path: Path
+    results: str
+    make: Callable[[dict[str, Any]], str]
+
+
+TABLES = {
+    "calls": Table(README, "calls", calls_table),
+    "training": Table(README, "training", training_table),
+    "accelerated": Table(README, "accelerated", accelerated_table),
+    "aten": Table(ACCELERATE, "accelerated", aten_table),
+}
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -92,25 +140,24 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def load(name: str) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    """The results that a table is made of."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{TABLES[name].results}.json").read_text())
     return results
 
 
-def render(readme: str, name: str, results: dict[str, Any]) -> str:
-    """The README's text with one table replaced."""
+def render(text: str, name: str, results: dict[str, Any]) -> str:
+    """A page's text with one table replaced."""
     begin_marker, end_marker = markers(name)
-    before, begin, rest = readme.partition(begin_marker)
+    before, begin, rest = text.partition(begin_marker)
     _, end, after = rest.partition(end_marker)
     if not begin or not end:
-        raise ValueError(f"README.md has no {begin_marker} … {end_marker} section to put the table into")
-    return f"{before}{begin_marker}\n{TABLES[name](results)}\n{end_marker}{after}"
+        raise ValueError(f"the page has no {begin_marker} … {end_marker} section to put the table into")
+    return f"{before}{begin_marker}\n{TABLES[name].make(results)}\n{end_marker}{after}"
 
 
 def main() -> None:
-    readme = README.read_text()
-    for name in TABLES:
-        readme = render(readme, name, load(name))
-    README.write_text(readme)
+    for name, table in TABLES.items():
+        table.path.write_text(render(table.path.read_text(), name, load(name)))
 
 
 if __name__ == "__main__":

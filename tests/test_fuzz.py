@@ -73,9 +73,10 @@ def test_every_reason_for_leaving_the_direct_path_occurs(report: Report) -> None
     from dutyfree.explain import _SENTENCES
 
     # An operator that is switched off, or an `apply` that someone replaced in the whole process, is none of the
-    # fuzzer's; nor does it make results of nested tuples, whose gradients PyTorch records itself. The last three are
-    # those of operators that others registered.
-    optional = {"", "disabled", "patched-apply", "gradient-form", "cpp-kernel", "redefined", "torch-function-argument"}
+    # fuzzer's; nor does it make results of nested tuples, whose gradients PyTorch records itself. Those of boxed
+    # calls are of operators that others registered.
+    boxed = {"cpp-kernel", "redefined", "torch-function-argument", "argument-mismatch"}
+    optional = {"", "disabled", "patched-apply", "gradient-form", *boxed}
     assert set(_SENTENCES) - optional <= set(report.reasons)
 
 

@@ -1,4 +1,4 @@
-"""The README shows what the committed results say."""
+"""The README and the pages in docs/ show what the committed results say."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import pytest
 
 import render
 from dutyfree.bench import training
+from dutyfree.bench.accelerated import AFTER, BEFORE, PYTHON_CASES, aten_calls
 
 
-@pytest.mark.parametrize("name", ["calls", "training"])
-def test_readme_shows_the_committed_results(name: str) -> None:
-    readme = render.README.read_text()
-    assert render.render(readme, name, render.load(name)) == readme, "run `python benchmarks/render.py`"
+@pytest.mark.parametrize("name", render.TABLES)
+def test_pages_show_the_committed_results(name: str) -> None:
+    page = render.TABLES[name].path.read_text()
+    assert render.render(page, name, render.load(name)) == page, "run `python benchmarks/render.py`"
 
 
-@pytest.mark.parametrize("name", ["calls", "training"])
+@pytest.mark.parametrize("name", render.TABLES)
 def test_rendering_twice_changes_nothing(name: str) -> None:
     begin, end = render.markers(name)
     once = render.render(f"a\n{begin}\nold\n{end}\nb\n", name, render.load(name))
@@ -24,12 +25,14 @@ def test_rendering_twice_changes_nothing(name: str) -> None:
     assert render.render(once, name, render.load(name)) == once
 
 
-@pytest.mark.parametrize("name", ["calls", "training"])
+@pytest.mark.parametrize("name", render.TABLES)
 def test_a_changed_number_changes_the_table(name: str) -> None:
     changed = render.load(name)
-    changed["rows"][1]["tax_us"] += 1
-    changed["rows"][1]["us"] += 1
-    assert render.TABLES[name](changed) != render.TABLES[name](render.load(name))
+    for row in changed["rows"]:
+        if row["candidate"] not in ("plain", BEFORE):
+            row["tax_us"] += 1
+            row["us"] += 1
+    assert render.TABLES[name].make(changed) != render.TABLES[name].make(render.load(name))
 
 
 def test_missing_markers_are_an_error() -> None:
@@ -48,3 +51,16 @@ def test_committed_training_results_are_complete() -> None:
     pairs = set(render.rows_of(render.load("training")))
     keys = [training.key_of(case, step) for case in training.CASES for step in training.STEPS]
     assert {(key, name) for key in keys for name in training.CANDIDATES} <= pairs
+
+
+def test_committed_accelerated_results_are_complete() -> None:
+    pairs = set(render.rows_of(render.load("accelerated")))
+    assert {(case.name, name) for case in PYTHON_CASES for name in ["plain", *render.ACCELERATED_COLUMNS]} <= pairs
+    assert {(f"aten::{name}", candidate) for name in aten_calls() for candidate in (BEFORE, AFTER)} <= pairs
+    assert len(aten_calls()) == 50
+
+
+def test_no_operator_of_pytorchs_own_became_slower() -> None:
+    rows = render.rows_of(render.load("accelerated"))
+    slower = [name for name in aten_calls() if rows[f"aten::{name}", AFTER]["us"] > rows[f"aten::{name}", BEFORE]["us"]]
+    assert not slower

@@ -19,8 +19,13 @@ using observe::Reason;
 torch::jit::Stack& spare_stack = *new torch::jit::Stack();
 std::optional<c10::List<at::Tensor>>& spare_list = *new std::optional<c10::List<at::Tensor>>();
 
-// What became of a value: boxed, left to PyTorch's conversion, or a call that PyTorch's __torch_function__ has to see.
-enum class Boxing : std::uint8_t { Done, Unknown, Overridden };
+enum class Boxing : std::uint8_t {
+  Done,
+  Unknown,     // PyTorch's own conversion may box it
+  Mismatch,    // nor does that fit the schema
+  Failed,      // and raises an error that has nothing to do with the schema
+  Overridden,  // a __torch_function__ has to see the call
+};
 
 // A tensor that the dispatcher may get as it is.
 Boxing look_at_tensor(PyObject* value) {
@@ -169,17 +174,20 @@ Boxing box_list(const ValueType& type, PyObject* value, torch::jit::Stack& stack
   return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, stack) : Boxing::Unknown;
 }
 
-// PyTorch's own conversion; false where it raises.
-bool box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, torch::jit::Stack& stack) {
-  try {
-    stack.push_back(torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value,
-                                                      op.takes_numbers_as_tensors()));
-    return true;
-  } catch (...) {
-    torch_compat::set_python_error();
-    PyErr_Clear();
-    return false;
+// PyTorch's own conversion.
+Boxing box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, torch::jit::Stack& stack) {
+  c10::IValue converted;
+  switch (torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value, op.takes_numbers_as_tensors(),
+                                            converted)) {
+    case torch_compat::Conversion::Done:
+      stack.push_back(std::move(converted));
+      return Boxing::Done;
+    case torch_compat::Conversion::Mismatch:
+      return Boxing::Mismatch;
+    case torch_compat::Conversion::Failed:
+      break;
   }
+  return Boxing::Failed;
 }
 
 // Whether a value that stands where no tensor belongs is, or holds, a tensor that PyTorch would ask first.
@@ -206,6 +214,17 @@ struct GilReleased {
   GilReleased& operator=(const GilReleased&) = delete;
   PyThreadState* state;
 };
+
+Reason refusal(Boxing boxing) {
+  switch (boxing) {
+    case Boxing::Overridden:
+      return Reason::TorchFunctionArgument;
+    case Boxing::Mismatch:
+      return Reason::ArgumentMismatch;
+    default:
+      return Reason::ArgumentType;
+  }
+}
 
 // A list that no kernel kept serves the next call.
 void keep_list(const c10::SmallVectorImpl<c10::IValue>& kept) {
@@ -242,14 +261,11 @@ Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stac
     }
     Boxing boxing = type.list ? box_list(type, value, stack) : box_single(type.boxed_kind, value, stack);
     if (boxing == Boxing::Unknown) [[unlikely]] {
-      boxing = is_overridden(value) ? Boxing::Overridden : boxing;
-      if (boxing == Boxing::Unknown && box_as_pytorch(op, slot, value, stack)) {
-        continue;
-      }
+      boxing = is_overridden(value) ? Boxing::Overridden : box_as_pytorch(op, slot, value, stack);
     }
     if (boxing != Boxing::Done) [[unlikely]] {
       argument = static_cast<int>(slot);
-      return boxing == Boxing::Overridden ? Reason::TorchFunctionArgument : Reason::ArgumentType;
+      return refusal(boxing);
     }
   }
   return Reason::None;

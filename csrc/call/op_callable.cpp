@@ -22,7 +22,8 @@ enum class Outcome : std::uint8_t {
 };
 
 bool fits_no_way(const Decision& decision) {
-  return decision.reason == observe::Reason::ArgumentCount || decision.reason == observe::Reason::ArgumentName;
+  return decision.reason == observe::Reason::ArgumentCount || decision.reason == observe::Reason::ArgumentName ||
+         decision.reason == observe::Reason::ArgumentMismatch;
 }
 
 // Decides and, where the call is ours to make, makes it.

@@ -32,8 +32,9 @@ enum class Reason : std::uint8_t {
   CppKernel,
   Redefined,
   TorchFunctionArgument,
+  ArgumentMismatch,
 };
-inline constexpr std::array<const char*, 20> kReasonNames = {
+inline constexpr std::array<const char*, 21> kReasonNames = {
     "",
     "disabled",
     "schema",
@@ -54,8 +55,9 @@ inline constexpr std::array<const char*, 20> kReasonNames = {
     "cpp-kernel",
     "redefined",
     "torch-function-argument",
+    "argument-mismatch",
 };
-static_assert(kReasonNames.size() == static_cast<std::size_t>(Reason::TorchFunctionArgument) + 1);
+static_assert(kReasonNames.size() == static_cast<std::size_t>(Reason::ArgumentMismatch) + 1);
 
 inline const char* name(Path path) { return kPathNames[static_cast<std::size_t>(path)]; }
 inline const char* name(Reason reason) { return kReasonNames[static_cast<std::size_t>(reason)]; }

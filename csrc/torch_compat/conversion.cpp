@@ -60,9 +60,24 @@ c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value) {
   return argument.default_value().value_or(c10::IValue());
 }
 
-c10::IValue argument_as_pytorch(const c10::Argument& argument, PyObject* value, bool numbers_as_tensors) {
-  const torch::jit::ToIValueAllowNumbersAsTensors guard(numbers_as_tensors);
-  return torch::jit::toIValue(value, argument.real_type(), argument.N());
+Conversion argument_as_pytorch(const c10::Argument& argument,
+                               PyObject* value,
+                               bool numbers_as_tensors,
+                               c10::IValue& converted) {
+  // The exceptions that torch::jit::argumentToIValue makes a schema_match_error of.
+  try {
+    const torch::jit::ToIValueAllowNumbersAsTensors guard(numbers_as_tensors);
+    converted = torch::jit::toIValue(value, argument.real_type(), argument.N());
+    return Conversion::Done;
+  } catch (const py::cast_error&) {
+    return Conversion::Mismatch;
+  } catch (const py::error_already_set&) {
+    return Conversion::Mismatch;
+  } catch (...) {
+    set_python_error();
+    PyErr_Clear();
+    return Conversion::Failed;
+  }
 }
 
 PyRef stack_as_python(std::vector<c10::IValue>& stack) {

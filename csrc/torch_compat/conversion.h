@@ -2,6 +2,7 @@
 
 #include <ATen/core/function_schema.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "py_ref.h"
@@ -20,9 +21,18 @@ PyRef default_as_schema_shows(const c10::Argument& argument);
 // The IValue of an exact argument value; of the default where `value` is null. Throws PyTorch's errors.
 c10::IValue to_ivalue(const c10::Argument& argument, PyObject* value);
 
-// The IValue that PyTorch's binding makes of an argument's value; numbers may stand for tensors where it lets them.
-// Throws PyTorch's errors.
-c10::IValue argument_as_pytorch(const c10::Argument& argument, PyObject* value, bool numbers_as_tensors);
+enum class Conversion : std::uint8_t {
+  Done,
+  Mismatch,  // the value does not fit the schema: of several overloads, PyTorch tries the next
+  Failed,    // PyTorch's binding fails, whatever other overloads there are
+};
+
+// The IValue that PyTorch's binding makes of an argument's value; numbers may stand for tensors where it lets them. No
+// Python error is set.
+Conversion argument_as_pytorch(const c10::Argument& argument,
+                               PyObject* value,
+                               bool numbers_as_tensors,
+                               c10::IValue& converted);
 
 // What PyTorch's binding returns for the results on a stack, which are moved out of it. Throws PyTorch's errors.
 PyRef stack_as_python(std::vector<c10::IValue>& stack);

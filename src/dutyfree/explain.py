@@ -33,6 +33,7 @@ _SENTENCES = {
     "inference-mutation": "an inference tensor would be mutated outside inference mode",
     "cpp-kernel": "its kernels are C++",
     "redefined": "the operator is gone, or another one has its name by now",
+    "argument-mismatch": "{argument}: {value} for {expected}, which PyTorch refuses",
     "torch-function-argument": "{argument} has a __torch_function__: {value}",
 }
 
@@ -86,7 +87,7 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
     callable_: Any = holder._op
     for front in (callable_.operator, *(callable_.later or ())):
         path, code, slot, key = front.explain(args, kwargs)
-        if path != "pytorch" or code not in ("argument-count", "argument-name"):
+        if path != "pytorch" or code not in ("argument-count", "argument-name", "argument-mismatch"):
             break  # else the arguments fit no way: a packet tries its next overload
     schema = torch._C._get_schema(*_names(front.name))
     argument = schema.arguments[slot].name if slot >= 0 else "an argument"

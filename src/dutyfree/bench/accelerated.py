@@ -1,4 +1,4 @@
-"""Operators that others registered, before and after ``accelerate``: PyTorch's own and the two ways to register in Python.
+"""Operators that others registered, before and after ``accelerate``: PyTorch's own, and two ways to register in Python.
 
 What is "before" is the callable that PyTorch has in ``OpOverload._op``, without the Python frame of
 ``OpOverload.__call__`` around it: an accelerated operator must not be slower than even that.
