@@ -1,0 +1,403 @@
+"""accelerate's boxed path: what operators with C++ kernels do is what they do without it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dutyfree
+from dutyfree.check.outcome import Arguments, Outcome, Side, call, observe
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    dutyfree.restore()
+    yield
+    dutyfree.restore()
+
+
+def operator(name: str) -> Any:
+    """``"aten.add.Tensor"`` is an overload, ``"aten.add"`` a packet."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def qualname(op: Any) -> str:
+    return str(op.name() if isinstance(op, torch._ops.OpOverload) else op._qualified_op_name)
+
+
+def calls_of(op: Any) -> dict[str, int]:
+    """The calls by path of an operator, of all its overloads together. A packet asks one overload after the other, so
+    several may count one call as PyTorch's."""
+    name = qualname(op)
+    counted = [stat.calls for key, stat in dutyfree.stats().items() if key == name or key.startswith(f"{name}.")]
+    return {path: sum(calls[path] for calls in counted) for path in ("direct", "autograd", "boxed", "pytorch")}
+
+
+def took(op: Any, path: str) -> None:
+    """Asserts that since the last reset, calls of ``op`` went that way and none another."""
+    calls = calls_of(op)
+    others = {"direct", "autograd", "boxed"} - {path}
+    assert calls[path] > 0, calls
+    assert all(calls[other] == 0 for other in others), calls
+
+
+def outcome(op: Any, make: Callable[[], Arguments]) -> Outcome:
+    side = Side("aten", qualname(op), op)
+    arguments = make()
+    torch.manual_seed(0)
+    return observe(side, lambda: op(*arguments.args, **arguments.kwargs), arguments)
+
+
+def compare(op: Any, make: Callable[[], Arguments], path: str = "boxed") -> Outcome:
+    """Calls ``op`` without and with accelerate and asserts that both did the same, the second by ``path``."""
+    expected = outcome(op, make)
+    dutyfree.accelerate(op)
+    dutyfree.reset_stats()
+    found = outcome(op, make)
+    took(op, path)
+    assert found == expected
+    return found
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    size = int(np.prod(shape)) if shape else 1
+    return torch.arange(1, size + 1).to(dtype).reshape(shape)
+
+
+def grad(*shape: int) -> Tensor:
+    return t(*shape).requires_grad_()
+
+
+def view(*shape: int) -> Tensor:
+    return t(2, *shape)[1]
+
+
+def inference(*shape: int) -> Tensor:
+    with torch.inference_mode():
+        return t(*shape)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+# Operator, arguments. Where PyTorch makes the call, the third says so.
+BOXED: list[tuple[str, Callable[[], Arguments]]] = [
+    # positional, keyword, defaults
+    ("aten.relu", lambda: call(t(2))),
+    ("aten.relu.default", lambda: call(self=t(2))),
+    ("aten.add.Tensor", lambda: call(t(2), t(2))),
+    ("aten.add.Tensor", lambda: call(t(2), t(2), alpha=2)),
+    ("aten.add.Tensor", lambda: call(t(2), t(2), alpha=2.5)),
+    ("aten.add.Tensor", lambda: call(other=t(2), self=t(2))),
+    ("aten.add", lambda: call(t(2), t(2))),
+    ("aten.add", lambda: call(t(2), alpha=2, other=t(2))),
+    ("aten.clamp", lambda: call(t(4), 2, 3)),
+    ("aten.clamp", lambda: call(t(4), max=3)),
+    ("aten.clamp", lambda: call(t(4), None, 3.5)),
+    ("aten.clamp.Tensor", lambda: call(t(4), None, t(4))),
+    ("aten.clamp.default", lambda: call(t(4), None)),  # the kernel's error
+    ("aten.softmax.int", lambda: call(t(2, 3), 1)),
+    ("aten.softmax.int", lambda: call(t(2, 3), -1, torch.float64)),
+    ("aten.softmax.int", lambda: call(t(2, 3), 5)),  # IndexError
+    ("aten.mm", lambda: call(t(2, 3), t(3, 2))),
+    ("aten.mm", lambda: call(t(2, 3), t(2, 3))),  # RuntimeError
+    ("aten.mm.default", lambda: call(t(2, 3), t(3, 2, dtype=torch.float64))),
+    ("aten.addmm", lambda: call(t(2), t(2, 3), t(3, 2), beta=2, alpha=0.5)),
+    ("aten.lerp", lambda: call(t(2), t(2), 0.5)),
+    ("aten.lerp", lambda: call(t(2), t(2), t(2))),
+    ("aten.where.self", lambda: call(t(2) > 1, t(2), t(2))),
+    ("aten.gelu", lambda: call(t(2), approximate="tanh")),
+    ("aten.gelu", lambda: call(t(2), approximate="no such")),
+    # lists
+    ("aten.cat", lambda: call([t(2), t(3)])),
+    ("aten.cat", lambda: call((t(2), t(3)), 0)),
+    ("aten.cat.default", lambda: call(tensors=[t(2, 1), t(2, 1)], dim=1)),
+    ("aten.cat.default", lambda: call([])),
+    ("aten.cat.default", lambda: call([t(2), t(2, 2)])),
+    ("aten.stack", lambda: call([t(2), t(2)], -1)),
+    ("aten.view.default", lambda: call(t(2, 3), [3, 2])),
+    ("aten.view.default", lambda: call(t(2, 3), (3, -1))),
+    ("aten.view.default", lambda: call(t(2, 3), torch.Size([6]))),
+    ("aten.view", lambda: call(t(2, 3), [3, 2])),
+    ("aten.view", lambda: call(t(2), torch.int32)),
+    ("aten.view", lambda: call(t(2, 3), [4, 2])),
+    ("aten.view", lambda: call(t(2), [])),
+    ("aten.permute", lambda: call(t(2, 3), [1, 0])),
+    ("aten.sum.dim_IntList", lambda: call(t(2, 3), 1)),  # int for int[1]
+    ("aten.sum.dim_IntList", lambda: call(t(2, 3), [0, 1], True)),
+    ("aten.sum.dim_IntList", lambda: call(t(2, 3), None)),
+    ("aten.sum.dim_IntList", lambda: call(t(2, 3), [1], dtype=torch.float64)),
+    ("aten.sum", lambda: call(t(2, 3))),
+    ("aten.sum", lambda: call(t(2, 3), dtype=torch.float64)),
+    ("aten.sum", lambda: call(t(2, 3), [0])),
+    ("aten.avg_pool2d", lambda: call(t(1, 4, 4), [2, 2])),
+    ("aten.avg_pool2d", lambda: call(t(1, 4, 4), 2)),  # int for int[2]
+    ("aten.avg_pool2d", lambda: call(t(1, 4, 4), 2, 1, [1, 1], True, False, None)),
+    ("aten.convolution", lambda: call(t(1, 1, 4), t(1, 1, 2), None, [1], [0], [1], False, [0], 1)),
+    ("aten.conv2d", lambda: call(t(1, 1, 4, 4), t(1, 1, 2, 2), t(1), 2, [0, 0])),
+    ("aten.index.Tensor", lambda: call(t(3, 3), [None, torch.tensor([0, 2])])),
+    ("aten.index.Tensor", lambda: call(t(3, 3), (torch.tensor([0, 2]),))),
+    ("aten.index.Tensor", lambda: call(t(3, 3), [torch.tensor([9])])),
+    ("aten.index_put", lambda: call(t(3), [torch.tensor([0])], t(1), True)),
+    ("aten.upsample_nearest2d.vec", lambda: call(t(1, 1, 2, 2), [4, 4], None)),
+    ("aten.upsample_nearest2d.vec", lambda: call(t(1, 1, 2, 2), None, [2.0, 2.0])),
+    ("aten.upsample_nearest2d.vec", lambda: call(t(1, 1, 2, 2), None, (2.0, 2))),
+    ("aten._foreach_add.Scalar", lambda: call([t(2), t(3)], 1)),
+    ("aten._foreach_add.List", lambda: call([t(2), t(3)], (t(2), t(3)), alpha=2)),
+    ("aten._foreach_add.ScalarList", lambda: call([t(2), t(3)], [1, 2.5])),
+    ("aten._foreach_add", lambda: call([t(2)], [t(2)])),
+    ("aten._foreach_add_.Scalar", lambda: call([t(2), t(3)], 1)),
+    ("aten.einsum", lambda: call("ij,jk->ik", [t(2, 3), t(3, 2)])),
+    ("aten.einsum", lambda: call("i,i->", [t(2), t(2)], path=[0, 1])),
+    # bool for int, complex, big numbers, tensors for numbers, numbers for tensors, numpy scalars
+    ("aten.select.int", lambda: call(t(2, 3), False, True)),
+    ("aten.view.default", lambda: call(t(2, 3), [True, 6])),
+    ("aten.add.Scalar", lambda: call(t(2), True)),
+    ("aten.add.Scalar", lambda: call(t(2, dtype=torch.int64), True)),
+    ("aten.add.Scalar", lambda: call(t(2), 1 + 2j)),
+    ("aten.add.Scalar", lambda: call(t(2, dtype=torch.bool), True, True)),
+    ("aten.add.Scalar", lambda: call(t(2), torch.tensor(2.5))),
+    ("aten.add.Scalar", lambda: call(t(2), np.float32(2.5))),
+    ("aten.add.Tensor", lambda: call(t(2), 1)),
+    ("aten.add.Tensor", lambda: call(t(2, dtype=torch.int64), 1.5)),
+    ("aten.add.Tensor", lambda: call(t(2), 1j)),
+    ("aten.add.Tensor", lambda: call(t(2, dtype=torch.int64), True)),
+    ("aten.add.Tensor", lambda: call(1, 2)),
+    ("aten.add", lambda: call(t(2), 1)),
+    ("aten.add", lambda: call(t(2, dtype=torch.int64), 1.5)),
+    ("aten.add", lambda: call(t(2, dtype=torch.int64), True)),
+    ("aten.mul", lambda: call(2.0, t(2))),
+    ("aten.pow", lambda: call(t(2), 2)),
+    ("aten.pow", lambda: call(2, t(2))),
+    ("aten.pow", lambda: call(t(2), t(2))),
+    ("aten.pow.Tensor_Scalar", lambda: call(t(2), torch.tensor(3))),
+    ("aten.select.int", lambda: call(t(2, 3), 0, torch.tensor(1))),
+    ("aten.dropout", lambda: call(t(2), 1, False)),  # int for float
+    ("aten.dropout", lambda: call(t(2), True, False)),
+    ("aten.full", lambda: call([2], 3)),
+    ("aten.full", lambda: call([2], True)),
+    ("aten.full", lambda: call([2], 2.5, dtype=torch.int64)),
+    ("aten.eq", lambda: call(t(2), 1)),
+    ("aten.eq", lambda: call(t(2), t(2))),
+    ("aten.equal", lambda: call(t(2), t(2))),
+    ("aten.fill_", lambda: call(t(2), 3)),
+    ("aten.fill_", lambda: call(t(2), torch.tensor(4))),
+    ("aten.div", lambda: call(t(2), 2, rounding_mode="floor")),
+    ("aten.div", lambda: call(t(2), t(2), rounding_mode=None)),
+    ("aten.div.Tensor_mode", lambda: call(t(2), t(2), rounding_mode="nonsense")),
+    # dtype, layout, device, memory format, generator, factories
+    ("aten.empty.memory_format", lambda: call([0], dtype=torch.float16, layout=torch.strided, device="cpu")),
+    ("aten.ones", lambda: call([2], dtype=torch.int32, device=torch.device("cpu"), pin_memory=False)),
+    ("aten.ones", lambda: call([2], device="meta")),
+    ("aten.ones", lambda: call([2], device="meta:0")),
+    ("aten.ones", lambda: call([2], dtype=torch.float64, layout=torch.sparse_coo)),
+    ("aten.zeros", lambda: call(torch.Size([1, 2]))),
+    ("aten.arange", lambda: call(4)),
+    ("aten.arange", lambda: call(1, 4)),
+    ("aten.arange", lambda: call(0, 4, 2)),
+    ("aten.arange", lambda: call(0, 4, 2.5, dtype=torch.float64)),
+    ("aten.linspace", lambda: call(0, 1, 3)),
+    ("aten.eye", lambda: call(2)),
+    ("aten.eye", lambda: call(2, 3)),
+    ("aten.scalar_tensor", lambda: call(2.5)),
+    ("aten.scalar_tensor", lambda: call(True, dtype=torch.bool)),
+    ("aten.rand", lambda: call([3])),
+    ("aten.rand", lambda: call([3], generator=generator())),
+    ("aten.randint", lambda: call(10, [3])),
+    ("aten.randint", lambda: call(2, 10, [3])),
+    ("aten.randperm", lambda: call(4)),
+    ("aten.bernoulli", lambda: call(torch.full((4,), 0.5))),
+    ("aten.bernoulli", lambda: call(t(4), 0.5)),
+    ("aten.bernoulli", lambda: call(torch.full((4,), 0.5), generator=generator())),
+    ("aten.normal_", lambda: call(t(3), 0, 1, generator=generator())),
+    ("aten.uniform_", lambda: call(t(3))),
+    ("aten.ones_like", lambda: call(t(2, 3), memory_format=torch.preserve_format)),
+    ("aten.clone", lambda: call(t(1, 2, 2, 2), memory_format=torch.channels_last)),
+    ("aten.contiguous", lambda: call(t(1, 2, 2, 2), memory_format=torch.channels_last)),
+    ("aten._to_copy", lambda: call(t(2), dtype=torch.float64)),
+    ("aten.to.dtype", lambda: call(t(2), torch.float64)),
+    ("aten.to.dtype", lambda: call(t(2), torch.float32)),  # the same tensor
+    ("aten.to", lambda: call(t(2), torch.float64)),
+    ("aten.to", lambda: call(t(2), torch.device("cpu"), torch.float64)),
+    ("aten.to", lambda: call(t(2), "cpu", torch.float64)),
+    ("aten.to", lambda: call(t(2), t(1, dtype=torch.float64))),
+    ("aten.to", lambda: call(t(2), dtype=torch.float64, layout=torch.strided, device="meta")),
+    # out=, in place, views, several results, lists of results, no tensors, none at all
+    ("aten.add.out", lambda: call(t(2), t(2), out=t(2))),
+    ("aten.add.out", lambda: call(t(2), t(2), out=t(3))),  # resized with a warning
+    ("aten.add", lambda: call(t(2), t(2), out=t(2))),
+    ("aten.add.out", lambda: call(grad(2), t(2), out=t(2))),
+    ("aten.add.out", lambda: call(t(2), t(2), out=t(2, dtype=torch.int64))),
+    ("aten.max.dim_max", lambda: call(t(2, 3), 1, max=t(2), max_values=t(2, dtype=torch.int64))),
+    ("aten.add_.Tensor", lambda: call(t(2), t(2))),
+    ("aten.add_", lambda: call(view(2), t(2))),
+    ("aten.add_.Tensor", lambda: call(grad(2), t(2))),  # a leaf that requires grad
+    ("aten.add_.Tensor", lambda: call(inference(2), t(2))),
+    ("aten.relu_", lambda: call(t(2).neg())),
+    ("aten.copy_", lambda: call(t(2), t(2, dtype=torch.int64))),
+    ("aten.transpose.int", lambda: call(t(2, 3), 0, 1)),
+    ("aten.t_", lambda: call(t(2, 3))),
+    ("aten.detach", lambda: call(grad(2))),
+    ("aten.slice.Tensor", lambda: call(t(5), 0, 1, None, 2)),
+    ("aten.expand", lambda: call(t(1, 3), [2, -1], implicit=False)),
+    ("aten.as_strided", lambda: call(t(6), [2, 2], [1, 2], 1)),
+    ("aten.unsqueeze", lambda: call(grad(2), 0)),
+    ("aten.max.dim", lambda: call(t(2, 3), 1)),
+    ("aten.max", lambda: call(t(2, 3))),
+    ("aten.max", lambda: call(t(2, 3), 1, True)),
+    ("aten.topk", lambda: call(grad(4), 2)),
+    ("aten.sort", lambda: call(t(3))),
+    ("aten.sort", lambda: call(t(3), stable=True)),
+    ("aten.native_layer_norm", lambda: call(t(2, 3), [3], t(3), None, 1e-5)),
+    ("aten.native_layer_norm", lambda: call(grad(2, 3), [3], grad(3), grad(3), 1e-5)),
+    ("aten.unbind", lambda: call(grad(2, 3))),
+    ("aten.split", lambda: call(t(4), 2)),
+    ("aten.split", lambda: call(t(4), [1, 3])),
+    ("aten.split_with_sizes", lambda: call(t(4), (1, 3))),
+    ("aten.chunk", lambda: call(t(4), 2)),
+    ("aten.nonzero_numpy", lambda: call(t(2, 2))),
+    ("aten.item", lambda: call(torch.tensor(2.5))),
+    ("aten.item", lambda: call(torch.tensor(True))),
+    ("aten.item", lambda: call(torch.tensor(1 + 2j))),
+    ("aten.item", lambda: call(t(2))),
+    ("aten._local_scalar_dense", lambda: call(torch.tensor(3))),
+    ("aten.size.int", lambda: call(t(2, 3), 1)),
+    ("aten.sym_size", lambda: call(t(2, 3))),
+    ("aten.sym_size", lambda: call(t(2, 3), 1)),
+    ("aten.sym_numel", lambda: call(t(2, 3))),
+    ("aten.is_nonzero", lambda: call(t(1))),
+    ("aten.result_type.Tensor", lambda: call(t(2), t(2, dtype=torch.float64))),
+    ("aten.promote_types", lambda: call(torch.float16, torch.int64)),
+    ("aten.can_cast", lambda: call(torch.float16, torch.int64)),
+    ("aten._has_same_storage_numel", lambda: call(t(2), t(2))),
+    ("aten._assert_async", lambda: call(torch.tensor(True))),
+    ("aten._debug_has_internal_overlap", lambda: call(t(2))),
+    ("aten.tril_indices", lambda: call(2, 2)),
+    ("aten.histogramdd", lambda: call(t(4, 2), [2, 2])),
+    ("aten.histogramdd", lambda: call(t(4, 2), [2, 2], range=[0.0, 8.0, 0.0, 8.0])),
+    ("aten.layer_norm", lambda: call(t(2, 3), (3,))),
+    (
+        "aten.lstm.input",
+        lambda: call(t(1, 1, 2), [t(1, 1, 1)] * 2, [t(4, 2), t(4, 1)], False, 1, 0, False, False, False),
+    ),
+    ("aten.scaled_dot_product_attention", lambda: call(t(1, 2, 2), t(1, 2, 2), t(1, 2, 2), is_causal=True)),
+    ("aten.embedding", lambda: call(t(3, 2), torch.tensor([0, 2]))),
+    ("aten.nll_loss", lambda: call(t(2, 3), torch.tensor([0, 2]))),
+    ("prims.add", lambda: call(t(2), t(2))),
+    ("quantized.add", lambda: call(quantized(2), quantized(2), 0.1, 0)),
+    # kinds of tensors
+    ("aten.mul.Tensor", lambda: call(t(2, dtype=torch.complex64).conj(), t(2))),
+    ("aten.add.Tensor", lambda: call(torch._neg_view(t(2)), t(2))),
+    ("aten.add.Tensor", lambda: call(t(2).to("meta"), t(2).to("meta"))),
+    ("aten.add.Tensor", lambda: call(t(2).to("meta"), t(2))),
+    ("aten.add.Tensor", lambda: call(t(2, 2).to_sparse(), t(2, 2).to_sparse())),
+    ("aten.mm", lambda: call(t(2, 2).to_sparse_csr(), t(2, 2))),
+    ("aten.add.Tensor", lambda: call(quantized(2), quantized(2))),
+    ("aten.relu", lambda: call(quantized(2))),
+    ("aten.relu", lambda: call(torch.nested.nested_tensor([t(2), t(3)]))),
+    ("aten.add.Tensor", lambda: call(torch.nn.Parameter(t(2)), t(2))),
+    ("aten.mul.Tensor", lambda: call(grad(2), grad(2))),
+    ("aten.mul.Tensor", lambda: call(inference(2), t(2))),
+    ("aten.mul.Tensor", lambda: call(inference(2), grad(2))),
+    ("aten.view.default", lambda: call(inference(2, 2), [4])),
+    ("aten.relu", lambda: call(torch._efficientzerotensor(2))),
+    # values that PyTorch's own code refuses only in the kernel
+    ("aten.view.default", lambda: call(t(2), [-2])),
+    ("aten.ones", lambda: call([-1])),
+]
+
+
+def quantized(*shape: int) -> Tensor:
+    return torch.quantize_per_tensor(t(*shape), 0.1, 0, torch.quint8)
+
+
+def numbered(cases: list[tuple[str, Callable[[], Arguments]]]) -> Any:
+    names = [name for name, _ in cases]
+    ids = [f"{name}-{names[: index + 1].count(name)}" for index, name in enumerate(names)]
+    return pytest.mark.parametrize(("name", "make"), cases, ids=ids)
+
+
+@numbered(BOXED)
+def test_a_call_does_what_it_does_without_accelerate(name: str, make: Callable[[], Arguments]) -> None:
+    compare(operator(name), make)
+
+
+class Duck:
+    def __index__(self) -> int:
+        return 1
+
+
+# Arguments that PyTorch refuses, or converts in ways of its own.
+PYTORCHS: list[tuple[str, Callable[[], Arguments]]] = [
+    ("aten.relu.default", lambda: call()),
+    ("aten.relu.default", lambda: call(t(2), t(2))),
+    ("aten.relu.default", lambda: call(t(2), self=t(2))),
+    ("aten.relu.default", lambda: call(t(2), unknown=1)),
+    ("aten.relu.default", lambda: call(None)),
+    ("aten.relu.default", lambda: call("text")),
+    ("aten.relu.default", lambda: call([t(2)])),
+    ("aten.relu", lambda: call()),
+    ("aten.relu", lambda: call(t(2), 1)),
+    ("aten.add.Tensor", lambda: call(t(2), "text")),
+    ("aten.add.Tensor", lambda: call(t(2), other=None)),
+    ("aten.add.Tensor", lambda: call(t(2), t(2), 2)),  # alpha is for keywords only
+    ("aten.add.Tensor", lambda: call(t(2), t(2), alpha="text")),
+    ("aten.add.Tensor", lambda: call(t(2), t(2), alpha=None)),
+    ("aten.add", lambda: call(t(2), "text")),
+    ("aten.add", lambda: call(t(2))),
+    ("aten.add", lambda: call(t(2), t(2), beta=2)),
+    ("aten.add", lambda: call()),
+    ("aten.view", lambda: call(t(2), "text")),
+    ("aten.view.default", lambda: call(t(2), 2.5)),
+    ("aten.view.default", lambda: call(t(2), [2.5])),
+    ("aten.view.default", lambda: call(t(2), ["text"])),
+    ("aten.view.default", lambda: call(t(2), [2**70])),
+    ("aten.view.default", lambda: call(t(2), None)),
+    ("aten.select.int", lambda: call(t(2), 0, 2**63)),
+    ("aten.select.int", lambda: call(t(2), 0.0, 1)),
+    ("aten.select.int", lambda: call(t(2), 0, 1 + 0j)),
+    ("aten.select.int", lambda: call(t(2), 0, t(2))),
+    ("aten.cat.default", lambda: call(t(2))),
+    ("aten.cat.default", lambda: call([t(2), None])),
+    ("aten.cat.default", lambda: call([t(2), 1])),
+    ("aten.cat.default", lambda: call({t(2)})),
+    ("aten.cat.default", lambda: call(iter([t(2)]))),
+    ("aten.cat.default", lambda: call("text")),
+    ("aten.cat", lambda: call([t(2), "text"])),
+    ("aten.index.Tensor", lambda: call(t(2), [1])),
+    ("aten.index.Tensor", lambda: call(t(2), None)),
+    ("aten.avg_pool2d.default", lambda: call(t(1, 4, 4), 2.0)),
+    ("aten.ones.default", lambda: call([2], dtype="float32")),
+    ("aten.ones.default", lambda: call([2], device="no such device")),
+    ("aten.ones.default", lambda: call([2], layout="strided")),
+    ("aten.softmax.int", lambda: call(t(2), 0, float)),
+    ("aten.clone.default", lambda: call(t(2), memory_format="channels_last")),
+    ("aten.rand.generator", lambda: call([2], generator="text")),
+    ("aten.gelu.default", lambda: call(t(2), approximate=1)),
+    ("aten.dropout.default", lambda: call(t(2), 0.5, 1)),
+    ("aten.dropout.default", lambda: call(t(2), "0.5", True)),
+    ("aten._foreach_add.ScalarList", lambda: call([t(2)], ["text"])),
+    ("aten.upsample_nearest2d.vec", lambda: call(t(1, 1, 2, 2), None, ["text"])),
+    ("aten.add.out", lambda: call(t(2), t(2))),
+    ("aten.add.out", lambda: call(t(2), t(2), out=None)),
+    ("aten.add.out", lambda: call(t(2), t(2), out=(t(2),))),
+    ("aten.add_.Tensor", lambda: call(1)),
+]
+
+
+@numbered(PYTORCHS)
+def test_a_call_that_pytorch_refuses_is_refused_in_the_same_words(name: str, make: Callable[[], Arguments]) -> None:
+    assert compare(operator(name), make, "pytorch").raised is not None
