@@ -193,7 +193,7 @@ def _attached() -> list[Any]:
     return [holder for holder in holders if holder is not None and isinstance(holder._op, _core.OpCallable)]
 
 
-def fronts() -> dict[str, _core.Operator]:
+def accelerated() -> dict[str, _core.Operator]:
     """The C++ sides of the operators that are accelerated, by name."""
     return {operator.name: operator for holder in _attached() for operator in _operators_of(holder)}
 

@@ -7,7 +7,7 @@ import torch
 from torch._library import custom_ops
 
 from dutyfree import _core, _front, _settings
-from dutyfree.accelerate import attach, fronts
+from dutyfree.accelerate import accelerated, attach
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,9 +125,11 @@ def _modes() -> str:
 
 
 def stats() -> dict[str, OperatorStats]:
-    """Calls of every operator that :func:`fast_custom_op` made or :func:`accelerate` took, by ``"namespace::name"`` or
-    ``"namespace::name.overload"``."""
-    return {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
+    """Calls by operator, ``"namespace::name"`` or ``"namespace::name.overload"``: of every operator that
+    :func:`fast_custom_op` made, and of those that :func:`accelerate` took and that were called."""
+    counted = {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
+    taken = accelerated()
+    return {name: counts for name, counts in counted.items() if name not in taken or any(counts.calls.values())}
 
 
 def print_stats(console: "Console") -> None:
@@ -152,4 +154,4 @@ def _fronts() -> dict[str, _core.Operator]:
     # One call copies the references, so that another thread may register meanwhile.
     definitions = [reference() for reference in custom_ops.OPDEFS.valuerefs()]
     made = {definition._qualname: _front.front_of(definition) for definition in definitions if definition is not None}
-    return {name: front for name, front in made.items() if front is not None} | fronts()
+    return {name: front for name, front in made.items() if front is not None} | accelerated()
