@@ -1162,3 +1162,23 @@ def test_a_list_that_changes_while_a_subclass_is_asked() -> None:
     tensors = [t(2), t(2).as_subclass(Changing), t(2)]
     assert aten.cat.default(tensors) == "answered"
     assert aten.cat.default([t(1)]).tolist() == [1.0]
+
+
+def test_a_refused_call_converts_its_arguments_once() -> None:
+    class Counting:
+        conversions = 0
+
+        def __index__(self) -> int:
+            Counting.conversions += 1
+            return 0
+
+    def run() -> int:
+        Counting.conversions = 0
+        with pytest.raises(RuntimeError, match="Expected a value of type 'int'"):
+            aten.select.int(t(2), Counting(), "text")
+        return Counting.conversions
+
+    expected = run()
+    dutyfree.accelerate(aten.select.int)
+    assert run() == expected
+    compare(aten.dropout.default, lambda: call(t(2), torch.ones(1, requires_grad=True), "text"), "pytorch")
