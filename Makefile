@@ -1,11 +1,12 @@
 # make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
-# make fuzz, make faults, make sanitize, make instructions: checks beyond the tests, see CONTRIBUTING.md.
+# make fuzz, make faults, make sanitize, make instructions, make packages: checks beyond the tests, see CONTRIBUTING.md.
 
 PYTHON ?= python3
 venv := .venv
 # The torch that this checkout was last set up for, so that a plain `make` keeps it. To change it: make setup TORCH=2.15.0
 TORCH ?= $(or $(patsubst $(venv)/.setup-torch-%,%,$(wildcard $(venv)/.setup-torch-*)),2.13.0)
 build := build/dev
+packages := build/packages-venv
 googletest := build/googletest
 valgrind := build/valgrind
 setup := $(venv)/.setup-torch-$(TORCH)
@@ -18,7 +19,7 @@ export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 CASES ?= 100000
 SEED ?= 0
 
-.PHONY: setup build bench test fuzz lint format clean faults sanitize instructions
+.PHONY: setup build bench test fuzz lint format clean faults sanitize instructions packages bench-packages
 .PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
@@ -68,6 +69,18 @@ bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	dutyfree bench training --json benchmarks/results/training.json
 	dutyfree bench accelerated --json benchmarks/results/accelerated.json
+	python benchmarks/render.py
+
+# Operators of real packages before and after dutyfree.accelerate, in an environment of their own.
+$(packages)/.installed: pyproject.toml scripts/packages_venv.sh $(setup)
+	scripts/packages_venv.sh $(venv) $(packages)
+	@touch $@
+
+packages: build $(packages)/.installed
+	$(packages)/bin/python -m pytest -q tests/packages
+
+bench-packages: build $(packages)/.installed
+	$(packages)/bin/python tests/packages/measure.py
 	python benchmarks/render.py
 
 # Counts the instructions of calls anew; tests/test_instructions.py holds later ones to them.
