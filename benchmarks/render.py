@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 ACCELERATE = ROOT / "docs" / "accelerate.md"
+PACKAGES = ROOT / "docs" / "packages.md"
 
 CALLS = {
     "clone": "1 tensor, `x.clone()`",
@@ -118,6 +119,22 @@ def aten_table(results: dict[str, Any]) -> str:
     return "\n".join(lines + note(results))
 
 
+def packages_table(results: dict[str, Any]) -> str:
+    """Calls of packages' operators before and after, and of the functions behind the operators."""
+    rows = rows_of(results)
+    lines = header(["µs per call", "before", "after", "the function itself"])
+    package = ""
+    for case in dict.fromkeys(case for case, _ in rows):
+        of, _, title = case.partition(": ")
+        if of != package:
+            package = of
+            lines.append(f"| **{package}** | | | |")
+        times = (rows.get((case, candidate)) for candidate in (BEFORE, AFTER, "plain"))
+        cells = ("" if row is None else f"{row['us']:.2f} + {row['spread_us']:.2f}" for row in times)
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines + note(results, "After the + is how far the median round was from it."))
+
+
 @dataclass(frozen=True)
 class Table:
     """Where a table goes, the results that it is made of, and how."""
@@ -132,6 +149,7 @@ TABLES = {
     "training": Table(README, "training", training_table),
     "accelerated": Table(README, "accelerated", accelerated_table),
     "aten": Table(ACCELERATE, "accelerated", aten_table),
+    "packages": Table(PACKAGES, "packages", packages_table),
 }
 
 

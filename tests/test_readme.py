@@ -64,3 +64,10 @@ def test_no_operator_of_pytorchs_own_became_slower() -> None:
     rows = render.rows_of(render.load("accelerated"))
     slower = [name for name in aten_calls() if rows[f"aten::{name}", AFTER]["us"] > rows[f"aten::{name}", BEFORE]["us"]]
     assert not slower
+
+
+def test_committed_results_of_packages_are_complete() -> None:
+    rows = render.rows_of(render.load("packages"))
+    cases = {case for case, _ in rows}
+    assert {case.partition(" ")[0] for case in cases} == {"transformers", "torchao", "torch's", "diffusers", "vLLM's"}
+    assert {(case, name) for case in cases for name in (BEFORE, AFTER)} <= set(rows)
