@@ -7,6 +7,7 @@
 
 #include "call/values.h"
 #include "torch_compat/conversion.h"
+#include "torch_compat/thread_state.h"
 #include "torch_compat/torch_function.h"
 
 namespace dutyfree::call {
@@ -23,7 +24,7 @@ enum class Boxing : std::uint8_t {
   Done,
   Unknown,     // PyTorch's own conversion may box it
   Mismatch,    // nor does that fit the schema
-  Failed,      // and raises an error that has nothing to do with the schema
+  Failed,      // or it has to be left to PyTorch, with its error if there is one
   Overridden,  // a __torch_function__ has to see the call
 };
 
@@ -174,8 +175,36 @@ Boxing box_list(const ValueType& type, PyObject* value, torch::jit::Stack& stack
   return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, stack) : Boxing::Unknown;
 }
 
+// Whether a conversion can be seen by nobody: where another argument is refused later, PyTorch converts again. A tensor
+// that becomes a number may warn, a class of Python's may run code.
+bool converts_silently(PyObject* value) {
+  const PyTypeObject* type = Py_TYPE(value);
+  if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+      PyObject* item = PySequence_Fast_ITEMS(value)[index];
+      if (PyList_Check(item) || PyTuple_Check(item) || !converts_silently(item)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (torch_compat::is_tensor(value)) {
+    const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
+    return !torch_compat::requires_grad(tensor) && !tensor.key_set().has(c10::DispatchKey::Python) &&
+           !torch_compat::ThreadState::here().torch_dispatch_active();
+  }
+  if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) {
+    return true;
+  }
+  const std::string_view name = type->tp_name;
+  return name == "SymInt" || name == "SymFloat" || name == "SymBool";
+}
+
 // PyTorch's own conversion.
 Boxing box_as_pytorch(const Operator& op, std::size_t slot, PyObject* value, torch::jit::Stack& stack) {
+  if (!converts_silently(value)) {
+    return Boxing::Failed;
+  }
   c10::IValue converted;
   switch (torch_compat::argument_as_pytorch(op.schema().arguments()[slot], value, op.takes_numbers_as_tensors(),
                                             converted)) {

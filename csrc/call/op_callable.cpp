@@ -147,6 +147,14 @@ PyObject* op_callable_repr(PyObject* object) {
                               reinterpret_cast<OpCallable*>(object)->owner->op->name().c_str());
 }
 
+// Copying and pickling are the other callable's, whose error names what can't be copied.
+PyObject* op_callable_reduce_ex(PyObject* object, PyObject* protocol) {
+  return PyObject_CallMethod(reinterpret_cast<OpCallable*>(object)->pytorch, "__reduce_ex__", "O", protocol);
+}
+
+PyMethodDef op_callable_methods[] = {{"__reduce_ex__", op_callable_reduce_ex, METH_O, nullptr},
+                                     {nullptr, nullptr, 0, nullptr}};
+
 PyMemberDef op_callable_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(OpCallable, vectorcall), READONLY, nullptr},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(OpCallable, weak_references), READONLY, nullptr},
@@ -163,6 +171,7 @@ PyType_Slot op_callable_slots[] = {{Py_tp_new, reinterpret_cast<void*>(op_callab
                                    {Py_tp_getattro, reinterpret_cast<void*>(op_callable_getattro)},
                                    {Py_tp_setattro, reinterpret_cast<void*>(op_callable_setattro)},
                                    {Py_tp_repr, reinterpret_cast<void*>(op_callable_repr)},
+                                   {Py_tp_methods, op_callable_methods},
                                    {Py_tp_members, op_callable_members},
                                    {0, nullptr}};
 

@@ -1,11 +1,12 @@
 """``accelerate``: the direct path for operators that others registered, without touching their code; ``restore``."""
 
 import functools
+import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch._library import custom_ops
@@ -15,6 +16,8 @@ from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from dutyfree import _core, _front, _registrations, _settings, _targets
 
 Target: TypeAlias = CustomOpDef | OpOverload | OpOverloadPacket | types.ModuleType | str | None
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
 
@@ -77,6 +80,20 @@ class Report:
         return functools.cache(_entry_of)
 
 
+# Held while callables are put in front and taken away: a call in another thread may be an operator's first.
+_changing = threading.RLock()
+
+
+def _one_at_a_time(function: F) -> F:
+    @functools.wraps(function)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with _changing:
+            return function(*args, **kwargs)
+
+    return locked  # type: ignore[return-value]
+
+
+@_one_at_a_time
 def accelerate(target: Target = None) -> Report:
     """Give operators that are already registered, and those that will be, the shortest way that their kernels allow.
 
@@ -117,6 +134,7 @@ def accelerate(target: Target = None) -> Report:
     return Report(sorted(filter(rule.covers, torch._C._dispatch_get_all_op_names())))
 
 
+@_one_at_a_time
 def restore(target: Target = None) -> None:
     """Undo :func:`accelerate`: the operators' objects hold again what they held before.
 
@@ -143,10 +161,13 @@ def restore(target: Target = None) -> None:
 _fronted: dict[int, "weakref.ref[Any]"] = {}
 
 
+@_one_at_a_time
 def attach(holder: Any) -> bool:
     """Put a callable in front of an OpOverload or a packet that ``accelerate`` covers. Whether it has one now."""
     if isinstance(holder._op, _core.OpCallable):
         return True
+    if not isinstance(holder._op, types.BuiltinFunctionType):
+        return False  # someone has put a callable of theirs there, which sees every call
     operators = _operators_for_packet(holder) if isinstance(holder, OpOverloadPacket) else _operators_for(holder)
     if not operators:
         return False

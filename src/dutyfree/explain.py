@@ -31,7 +31,7 @@ _SENTENCES = {
     "patched-apply": "an input requires grad, and torch.autograd.Function.apply is not torch's own any more",
     "kernel": "the kernel that serves the dispatch key {key} is not a known one",
     "inference-mutation": "an inference tensor would be mutated outside inference mode",
-    "cpp-kernel": "its kernels are C++",
+    "cpp-kernel": "its kernels are C++, or take the dispatch key set",
     "redefined": "the operator is gone, or another one has its name by now",
     "argument-mismatch": "{argument}: {value} for {expected}, which PyTorch refuses",
     "torch-function-argument": "{argument} has a __torch_function__: {value}",
@@ -125,11 +125,9 @@ def _modes() -> str:
 
 
 def stats() -> dict[str, OperatorStats]:
-    """Calls by operator, ``"namespace::name"`` or ``"namespace::name.overload"``: of every operator that
-    :func:`fast_custom_op` made, and of those that :func:`accelerate` took and that were called."""
-    counted = {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
-    taken = accelerated()
-    return {name: counts for name, counts in counted.items() if name not in taken or any(counts.calls.values())}
+    """Calls of every operator that :func:`fast_custom_op` made or :func:`accelerate` took, by ``"namespace::name"`` or
+    ``"namespace::name.overload"``."""
+    return {name: OperatorStats(*front.counters()) for name, front in sorted(_fronts().items())}
 
 
 def print_stats(console: "Console") -> None:
