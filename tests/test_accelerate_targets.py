@@ -36,9 +36,9 @@ def restored() -> Iterator[None]:
 
 
 @pytest.fixture
-def namespace() -> Iterator[str]:
+def namespace() -> str:
     """A namespace of its own, with nothing in it."""
-    yield f"targets_{next(_numbers)}"
+    return f"targets_{next(_numbers)}"
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_names() -> None:
     assert path_of(aten.add.Tensor, X, X) == "boxed"
     assert path_of(aten.add.Scalar, X, 1) == "pytorch"
     dutyfree.restore()
-    assert len(dutyfree.accelerate("aten::add")) > 5
+    assert len(dutyfree.accelerate("aten::add")) > 3
     assert path_of(aten.add.Scalar, X, 1) == "boxed"
     assert path_of(aten.addmm, X, torch.ones(2, 2), torch.ones(2, 2)) == "pytorch"
 
@@ -263,7 +263,7 @@ def test_what_the_report_calls_direct_or_boxed_is_what_an_ordinary_call_takes(
     define(library, "one(Tensor x) -> Tensor")
     define(library, "two(Tensor x, int n=1) -> Tensor", lambda x, n=1: x + n)
     define(library, "scalar(Tensor x, Scalar s=1) -> Tensor", lambda x, s=1: x + s)
-    define(library, "strings(Tensor x, str[] s=[]) -> Tensor", lambda x, s=(): x + 1)
+    define(library, "strings(Tensor x, str[]? s=None) -> Tensor", lambda x, s=None: x + 1)
     define(library, "listed(Tensor x) -> Tensor[]", lambda x: [x.clone()])
     define(library, "inplace(Tensor(a!) x) -> Tensor(a!)", lambda x: x.add_(1))
     for entry in dutyfree.accelerate(namespace):
@@ -322,7 +322,7 @@ def test_a_packet_refreshed_by_a_new_overload(library: torch.library.Library, na
     assert packet(X).tolist() == [2.0, 2.0]
     held = packet.default
     define(library, "op.number(Tensor x, int n) -> Tensor", lambda x, n: x + n)
-    assert packet is getattr(getattr(torch.ops, namespace), "op")
+    assert packet is getattr(torch.ops, namespace).op
     assert (packet(X).tolist(), packet(X, 5).tolist()) == ([2.0, 2.0], [6.0, 6.0])
     assert packet.number(X, 6).tolist() == [7.0, 7.0]
     assert packet.default is held
@@ -337,6 +337,7 @@ def test_a_packet_refreshed_by_a_new_overload(library: torch.library.Library, na
 
 
 def state_of(ops: list[Any]) -> list[Any]:
+    gc.collect()  # callables that are gone leave the table
     table: Any = torch.jit._builtins._get_builtin_table()
     return [
         [(id(op._op), dict(vars(op))) for op in ops],
@@ -421,18 +422,27 @@ def test_fast_custom_op_stays_fast_after_restore(namespace: str) -> None:
     assert dutyfree.stats()[f"{namespace}::op"].calls["direct"] == 1
 
 
-def test_what_others_put_in_front_is_kept(library: torch.library.Library, namespace: str) -> None:
-    packet = define(library, "op(Tensor x) -> Tensor")
-    dutyfree.accelerate(namespace)
-    ours = packet.default._op
+@pytest.mark.parametrize("first", ["wrapper", "accelerate"])
+def test_what_others_put_in_front_is_called_and_kept(
+    first: str, library: torch.library.Library, namespace: str
+) -> None:
+    overload = define(library, "op(Tensor x) -> Tensor").default
+    if first == "accelerate":
+        dutyfree.accelerate(namespace)
+    wrapped = overload._op
     seen: list[Any] = []
-    theirs = lambda *args, **kwargs: seen.append(args) or ours(*args, **kwargs)  # noqa: E731
-    packet.default._op = theirs
-    packet.default(X)
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return wrapped(*args, **kwargs)
+
+    overload._op = theirs
+    dutyfree.accelerate(namespace)
+    overload(X)
     assert len(seen) == 1
     dutyfree.restore()
-    assert packet.default._op is theirs
-    packet.default(X)
+    assert overload._op is theirs
+    overload(X)
     assert len(seen) == 2
 
 
@@ -486,7 +496,8 @@ def test_a_held_overload_whose_library_dies_raises_as_in_pytorch(namespace: str)
                 op(X)
                 errors.append(None)
             except Exception as error:
-                errors.append((type(error), str(error).replace(name, "NAME")))
+                # The text names the operator by memory that PyTorch has freed, where nobody else keeps it.
+                errors.append((type(error), str(error).split(" for ")[0]))
         return errors
 
     expected = run("first", accelerated=False)
@@ -495,21 +506,16 @@ def test_a_held_overload_whose_library_dies_raises_as_in_pytorch(namespace: str)
 
 
 def test_a_dead_operator_is_not_kept(namespace: str) -> None:
-    def body(x: Tensor) -> Tensor:
-        return x.clone()
-
     library = torch.library.Library(namespace, "FRAGMENT")
-    packet = define(library, "op(Tensor x) -> Tensor", body)
+    packet = define(library, "op(Tensor x) -> Tensor", lambda x: x.clone())
     dutyfree.accelerate(namespace)
     packet(X)
     packet.default(X)
-    references = [weakref.ref(value) for value in (body, packet, packet.default)]
+    references = [weakref.ref(value) for value in (packet, packet.default, packet._op, packet.default._op)]
     library._destroy()
-    del library, packet, body
-    # PyTorch itself keeps a packet in its namespace.
-    vars(getattr(torch.ops, namespace)).pop("op", None)
+    del library, packet
     gc.collect()
-    assert [reference() for reference in references] == [None, None, None]
+    assert [reference() for reference in references] == [None] * 4
     assert f"{namespace}::op" not in dutyfree.stats()
 
 
@@ -554,7 +560,7 @@ def redefine() -> None:
         second = torch.library.Library(name, "FRAGMENT")
         define(second, "op(Tensor x, int n, Tensor[] more) -> Tensor", lambda x, n, more: x + n)
         results = [outcome(op, *args) for op in (held, packet) for args in ((X,), (X, 2, [X]), (X, X), ())]
-        new = getattr(getattr(torch.ops, name), "op")
+        new = getattr(torch.ops, name).op
         results += [outcome(new, X, 2, [X]), outcome(new.default, X, 2, [X])]
         second._destroy()
         results += [outcome(op, *args) for op in (held, packet, new) for args in ((X,), (X, 2, [X]))]
@@ -642,7 +648,7 @@ def test_dutyfree_off_accelerates_nothing() -> None:
         """
         import json, torch, dutyfree
         relu, before = torch.ops.aten.relu, torch.ops.aten.relu._op
-        report = dutyfree.accelerate("aten::relu")
+        report = dutyfree.accelerate(relu.default)
         entry = report["aten::relu"]
         relu(torch.ones(2))
         print(json.dumps([entry.path, entry.reason, len(report), relu._op is before, len(dutyfree.stats()),
@@ -650,7 +656,7 @@ def test_dutyfree_off_accelerates_nothing() -> None:
         """,
         DUTYFREE="off",
     )
-    assert found[:5] == ["pytorch", "DUTYFREE=off", 1, True, 0]  # type: ignore[index]
+    assert found[:5] == ["pytorch", "DUTYFREE=off", 2, True, 0]  # type: ignore[index]
     assert "DUTYFREE=off" in found[5]  # type: ignore[index]
     assert found[6] == "pytorch"  # type: ignore[index]
 
