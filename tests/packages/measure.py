@@ -1,8 +1,8 @@
-"""Times calls of packages' operators before and under ``dutyfree.accelerate``, into benchmarks/results/packages.json.
+"""Times calls of packages' operators before and after ``dutyfree.accelerate``, into benchmarks/results/packages.json.
 
-A case's two candidates are the same call: accelerate and restore are called between the blocks, untimed, so that both are
-measured round by round. A third is the function behind the operator, without PyTorch's dispatcher; the tax is what a call
-takes beyond it. A step of a model has no such function.
+A case's two candidates are the same call: accelerate and restore run between the blocks, untimed, so that both are
+measured round by round. A third is the function behind the operator, without PyTorch's dispatcher; the tax is what a
+call takes beyond it. A step of a model has no such function.
 """
 
 import argparse
@@ -13,30 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import test_diffusers
+import test_transformers
 import torch
-import torchao
+import torchao_cases
 import transformers
+import vllm_pattern
+from before_and_after import paths_taken, registered
 from torch import Tensor
 from torch._library import custom_ops
 from torch.testing._internal import custom_op_db
 from torchao import quantization
 from torchao.quantization import quant_primitives
 from transformers.integrations import moe
+from vllm_pattern import layers, ops
 
 import dutyfree
-import test_diffusers
-import test_transformers
-import torchao_cases
-import vllm_pattern
-from before_and_after import paths_taken, registered
 from dutyfree.bench import environment
+from dutyfree.bench.accelerated import AFTER, BEFORE
 from dutyfree.bench.measure import Block, Call, load_warning, measure, reliability_warnings, timed_block
 from dutyfree.bench.results import Results, Row
 from dutyfree.check.outcome import Arguments
-from vllm_pattern import layers, ops
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "packages.json"
-BEFORE, UNDER, PLAIN, AGAIN = "before", "accelerated", "plain", "again"
+PLAIN, AGAIN = "plain", "again"
 ROUNDS, QUICK_ROUNDS = 200, 3
 
 
@@ -227,7 +227,8 @@ def blocks_of(case: Timed) -> dict[str, Block]:
         dutyfree.accelerate(case.target)
 
     blocks = {
-        name: prepared(timed_block(case.run, case.call), prepare, case) for name, prepare in ((BEFORE, before), (UNDER, under))
+        name: prepared(timed_block(case.run, case.call), prepare, case)
+        for name, prepare in ((BEFORE, before), (AFTER, under))
     }
     # The baseline, and the same once more: what they differ by, no other difference can be told from.
     if case.plain is not None:
@@ -267,7 +268,7 @@ def measure_all(rounds: int) -> Results:
             if name != AGAIN:
                 tax = timing.us - timings[PLAIN].us if case.plain is not None else 0.0
                 results.rows.append(Row(case.name, name, timing.us, tax, timing.spread_us))
-        print(f"{case.name}: {timings[BEFORE].us:.2f} -> {timings[UNDER].us:.2f} µs", flush=True)
+        print(f"{case.name}: {timings[BEFORE].us:.2f} -> {timings[AFTER].us:.2f} µs", flush=True)
     return results
 
 

@@ -50,7 +50,11 @@ def _library_of(decorator: ast.expr, namespaces: dict[str, str]) -> str:
 def _libraries(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """The variables that hold a Library, each with its namespace."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _last_name(node.value.func) == "Library":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and _last_name(node.value.func) == "Library"
+        ):
             yield _last_name(node.targets[0]), _text(node.value)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from before_and_after import Case, accelerated, by_path, check, check_with_gradient, differentiable, registered, same
 from torch import Tensor
 from torch._library import custom_ops
 from torch.testing._internal import custom_op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from before_and_after import Case, accelerated, by_path, check, check_with_gradient, differentiable, registered, same
 from dutyfree.check.outcome import Arguments
 
 NAMESPACE = "_torch_testing"

@@ -10,12 +10,12 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from before_and_after import Case, accelerated, check, check_with_gradient, registered, same, side_of
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from before_and_after import Case, accelerated, check, check_with_gradient, registered, same, side_of
 from dutyfree.check.outcome import Arguments, call
 
 NAMESPACE = "_diffusers_flash_attn_3"

@@ -6,18 +6,17 @@ from types import ModuleType
 
 import diffusers
 import pytest
-import torchao
-import transformers
-from diffusers.models import attention_dispatch  # noqa: F401  (registers an operator)
-from torch.testing._internal import custom_op_db
-
 import test_custom_op_db
 import test_transformers
 import test_vllm_pattern
+import torchao
 import torchao_cases
+import transformers
 import vllm_pattern
 from before_and_after import Case, accelerated, by_path
+from diffusers.models import attention_dispatch  # noqa: F401  (registers an operator)
 from registrations import named_in_sources
+from torch.testing._internal import custom_op_db
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "packages.md"
 

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torchao
+from before_and_after import Case, accelerated, by_path, check, check_with_gradient, registered, same, side_of
 from torch import Tensor, nn
 from torchao import quantization
 from torchao.prototype import quant_logger
 from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
-
-from before_and_after import Case, accelerated, by_path, check, check_with_gradient, registered, same, side_of
 from torchao_cases import CASES, NAMESPACES, RAISING, RUNNING, WITHOUT_KERNEL, normal
 
+# What PyTorch says once a process of the sparse tensors in blocksparse::bsr_to_dense.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 OPCHECK_FAILS = {"torchao::dequantize_affine_float8_non_decomposed", "torchao::reference_dqlinear_int4"}
 
@@ -45,9 +46,7 @@ def test_opcheck_says_the_same(case: Case) -> None:
 
     def opcheck() -> list[str]:
         given = case.arguments()
-        said = torch.library.opcheck(
-            side_of(case.operator).overload, given.args, given.kwargs, raise_exception=False
-        )
+        said = torch.library.opcheck(side_of(case.operator).overload, given.args, given.kwargs, raise_exception=False)
         return [f"{name}: {result}" for name, result in said.items()]
 
     same(opcheck, torchao)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from before_and_after import Case, accelerated, by_path, check, check_with_gradient, registered, same, side_of
 from torch import Tensor
 from transformers.integrations import moe, msa_attention  # noqa: F401  (registers an operator)
 
-from before_and_after import Case, accelerated, by_path, check, check_with_gradient, registered, same, side_of
 from dutyfree.check.outcome import Arguments, call
 
 NAMESPACES = "transformers", "transformers_msa"

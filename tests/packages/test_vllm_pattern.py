@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-import dutyfree
 import vllm_pattern
 from before_and_after import Case, accelerated, by_path, check, check_with_gradient, registered, same, side_of
-from dutyfree.check.outcome import Arguments, call
+from torch import Tensor
 from vllm_pattern import layers
+
+import dutyfree
+from dutyfree.check.outcome import Arguments, call
 
 NAMESPACE = "vllm_pattern"
 

@@ -8,9 +8,9 @@ import torchao.prototype.spinquant.hadamard_utils
 import torchao.quantization.pt2e.reference_representation_rewrite
 import torchao.quantization.quantize_.workflows.float8.float8_sparse_2x4_1d_data_1d_metadata_tensor
 import torchao.sparsity.blocksparse  # noqa: F401
+from before_and_after import Case
 from torch import Tensor
 
-from before_and_after import Case
 from dutyfree.check.outcome import Arguments, call
 
 NAMESPACES = "torchao", "ao", "blocksparse", "float8_sparse", "quant", "quant_logger"
