@@ -325,7 +325,6 @@ LATER: list[tuple[str, Callable[[], Arguments]]] = [
     ("aten.to", lambda: call(t(2), torch.float64)),
     ("aten.to", lambda: call(t(2), t(1, dtype=torch.float64))),
     ("aten.split", lambda: call(t(4), [1, 3])),
-    ("aten.sym_size", lambda: call(t(2, 3))),
     ("aten.to", lambda: call(t(2), "cpu", torch.float64)),
     ("aten.index_fill", lambda: call(t(3), 0, torch.tensor([1]), 7)),
     ("aten.bitwise_and", lambda: call(t(2, dtype=torch.int64), 1)),

@@ -70,13 +70,13 @@ PyRef attribute(PyObject* self, PyObject* name) {
 class FirstCalls {
  public:
   void ask(PyRef ask) {
-    asked_.clear();
+    const auto dying = std::exchange(asked_, {});
     ask_ = std::move(ask);
   }
 
   // The `_op` to call: a new one if that was the answer.
   PyRef op_of(PyObject* self, PyRef op) {
-    if (!ask_ || !asked_.emplace(op.get(), PyRef::borrow(op.get())).second) [[likely]] {
+    if (!ask_ || !asked_.try_emplace(op.get(), PyRef::borrow(op.get())).second) {
       return op;
     }
     const PyRef ask = PyRef::borrow(ask_.get());
@@ -136,13 +136,13 @@ void patch(PatchedType& patched, PyTypeObject* type, ternaryfunc replacement) {
   PyType_Modified(type);
 }
 
-void unpatch(PatchedType& patched, ternaryfunc replacement) {
+// What was found there is kept: calls that came in by our function may be under way in other threads.
+void unpatch(const PatchedType& patched, ternaryfunc replacement) {
   // Someone who patched __call__ after us has taken the slot over already.
   if (patched.type != nullptr && patched.type->tp_call == replacement) {
     patched.type->tp_call = patched.original;
     PyType_Modified(patched.type);
   }
-  patched = {};
 }
 
 // --- _core.CallTarget ------------------------------------------------------------------------------------------------

@@ -48,8 +48,27 @@ void set_python_error() {
     error.restore();
   } catch (py::builtin_exception& error) {
     error.set_error();
-  } catch (...) {
+  } catch (const c10::Error&) {
     torch::translate_exception_to_python(std::current_exception());
+    // The standard library's as pybind11 translates them.
+  } catch (const std::bad_alloc& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+  } catch (const std::domain_error& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::length_error& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::out_of_range& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
+  } catch (const std::range_error& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::overflow_error& error) {
+    PyErr_SetString(PyExc_OverflowError, error.what());
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "Caught an unknown exception!");
   }
 }
 

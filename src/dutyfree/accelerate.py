@@ -125,7 +125,7 @@ def accelerate(target: Target = None) -> Report:
         _targets.add(rule, covered=True)
         _listen()
         for holder in _made_holders():
-            if not isinstance(holder, OpOverload) or rule.covers(holder.name()):
+            if any(map(rule.covers, _names_of(holder))):
                 attach(holder)
         for holder in _made_holders():
             front = _front.front_of(holder)
@@ -195,13 +195,19 @@ def _operators_for_packet(packet: Any) -> tuple[_core.Operator, ...]:
     if packet._has_torchbind_op_overload:
         return ()
     operators = []
-    for name in packet._overload_names:
-        qualname = f"{packet._qualified_op_name}.{name}".removesuffix(".")
+    for name, qualname in zip(packet._overload_names, _names_of(packet), strict=True):
         # Asking the packet for an overload makes one.
         if not _targets.covered(qualname) or not attach(overload := getattr(packet, name or "default")):
             break
         operators.append(overload._op.operator)
     return tuple(operators)
+
+
+def _names_of(holder: Any) -> list[str]:
+    """The operators ("ns::op", "ns::op.overload") that an OpOverload or a packet stands for."""
+    if isinstance(holder, OpOverload):
+        return [holder._name]
+    return [f"{holder._qualified_op_name}.{name}".removesuffix(".") for name in holder._overload_names]
 
 
 def _operators_of(holder: Any) -> tuple[_core.Operator, ...]:
