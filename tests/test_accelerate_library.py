@@ -350,11 +350,6 @@ def test_arguments_that_pytorch_refuses(given: Callable[[], Arguments], key: str
         refused(check(library_twins(schema, everything, key), given, None))
 
 
-def test_an_integer_that_is_no_dtype() -> None:
-    twins = library_twins("(Tensor x, ScalarType dtype) -> Tensor", lambda x, dtype: x.clone())
-    assert refused(check(twins, lambda: call(torch.ones(1), 10**6), None)) == ("ValueError", "unsupported scalarType")
-
-
 def test_a_body_that_changes_its_lists_changes_a_copy() -> None:
     def greedy(xs: list[Tensor], sizes: list[int]) -> Tensor:
         result = xs[0] * sizes[0]
