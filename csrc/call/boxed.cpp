@@ -15,10 +15,19 @@ namespace {
 
 using observe::Reason;
 
-// The memory of boxed calls that are over, for the next ones: a stack, and a list of tensors. Guarded by the GIL; never
-// destroyed, since calls may be made until the process ends.
-torch::jit::Stack& spare_stack = *new torch::jit::Stack();
-std::optional<c10::List<at::Tensor>>& spare_list = *new std::optional<c10::List<at::Tensor>>();
+// The memory of boxed calls that are over, for the next ones: a stack, and a list of tensors, both empty. Guarded by
+// the GIL.
+torch::jit::Stack spare_stack;
+std::optional<c10::List<at::Tensor>> spare_list;
+
+c10::List<at::Tensor> empty_list() {
+  if (!spare_list.has_value()) {
+    return c10::List<at::Tensor>();
+  }
+  const c10::List<at::Tensor> list = *spare_list;
+  spare_list.reset();
+  return list;
+}
 
 enum class Boxing : std::uint8_t {
   Done,
@@ -114,8 +123,7 @@ Boxing box_single(ValueKind kind, PyObject* value, torch::jit::Stack& stack) {
 // The elements are only looked at, so nothing can change the sequence meanwhile but __torch_function__'s look-up on a
 // subclass: its size is read anew.
 Boxing box_tensors(PyObject* sequence, torch::jit::Stack& stack) {
-  c10::List<at::Tensor> list =
-      spare_list.has_value() ? *std::exchange(spare_list, std::nullopt) : c10::List<at::Tensor>();
+  c10::List<at::Tensor> list = empty_list();
   list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
     const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
@@ -259,9 +267,9 @@ Reason refusal(Boxing boxing) {
 void keep_list(const c10::SmallVectorImpl<c10::IValue>& kept) {
   for (const c10::IValue& value : kept) {
     if (value.isTensorList() && value.use_count() == 1) {
-      c10::List<at::Tensor> list = value.toTensorList();
+      const c10::List<at::Tensor> list = value.toTensorList();
       list.clear();
-      spare_list = std::move(list);
+      spare_list = list;
       return;
     }
   }
@@ -281,7 +289,7 @@ Reason box(const Operator& op, const BoundArguments& arguments, torch::jit::Stac
         argument = static_cast<int>(slot);
         return Reason::ArgumentCount;
       }
-      stack.push_back(*op.schema().arguments()[slot].default_value());
+      stack.push_back(op.schema().arguments()[slot].default_value().value_or(c10::IValue()));
       continue;
     }
     if (value == Py_None && type.optional) {

@@ -93,11 +93,14 @@ class FirstCalls {
   // The callables whose operators were asked about, by address; they are held, so that no other one gets the address.
   std::unordered_map<PyObject*, PyRef> asked_;
 };
-FirstCalls& first_calls = *new FirstCalls();
+FirstCalls& first_calls() {
+  static auto* calls = new FirstCalls();
+  return *calls;
+}
 
 PyRef current_op(PyObject* self) {
   PyRef op = attribute(self, op_name);
-  return !op || is_op_callable(op.get()) ? std::move(op) : first_calls.op_of(self, std::move(op));
+  return !op || is_op_callable(op.get()) ? std::move(op) : first_calls().op_of(self, std::move(op));
 }
 
 PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -261,7 +264,7 @@ PyObject* remove_definition_slot(PyObject*, PyObject*) {
 }
 
 PyObject* ask_at_first_calls(PyObject*, PyObject* ask) {
-  first_calls.ask(ask == Py_None ? PyRef() : PyRef::borrow(ask));
+  first_calls().ask(ask == Py_None ? PyRef() : PyRef::borrow(ask));
   Py_RETURN_NONE;
 }
 

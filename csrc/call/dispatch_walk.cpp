@@ -183,7 +183,7 @@ void decide_direct(Operator& op,
 }
 
 // The reason why the call is not direct stays where it can be boxed.
-void decide_boxed(Operator& op,
+void decide_boxed(const Operator& op,
                   const CallArguments& call,
                   const torch_compat::ThreadState& thread,
                   CallValues& values,

@@ -28,7 +28,10 @@ bool is_view(const c10::FunctionSchema& schema) {
 std::string short_name(const c10::FunctionSchema& schema) { return schema.name().substr(schema.name().find("::") + 2); }
 
 // Every operator there is. Guarded by the GIL. Never destroyed: what is left of Python at its end may hold operators.
-std::unordered_set<Operator*>& living = *new std::unordered_set<Operator*>();
+std::unordered_set<Operator*>& living() {
+  static auto* operators = new std::unordered_set<Operator*>();
+  return *operators;
+}
 
 }  // namespace
 
@@ -46,10 +49,11 @@ std::unique_ptr<Operator> Operator::find(const std::string& name) {
 
 void Operator::forget_lost() {
   std::vector<Operator*> lost;
-  std::copy_if(living.begin(), living.end(), std::back_inserter(lost), [](const Operator* op) { return op->lost(); });
+  std::copy_if(living().begin(), living().end(), std::back_inserter(lost),
+               [](const Operator* op) { return op->lost(); });
   for (Operator* op : lost) {
     // What dies with the kernels may have taken other operators with it.
-    if (living.count(op) != 0) {
+    if (living().count(op) != 0) {
       op->kernels_.clear();
     }
   }
@@ -65,7 +69,7 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
       takes_numbers_as_tensors_(torch::should_allow_numbers_as_tensors(short_name(schema_))),
       lost_(torch_compat::definition_lost(handle_)),
       unsupported_(signature_.unsupported()) {
-  living.insert(this);
+  living().insert(this);
   if (is_view(schema_)) {
     unsupported_ = "a result is a view of an argument";
   }
@@ -83,6 +87,6 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
   }
 }
 
-Operator::~Operator() { living.erase(this); }
+Operator::~Operator() { living().erase(this); }
 
 }  // namespace dutyfree::call

@@ -42,11 +42,14 @@ bool holds(const c10::KernelFunction& kernel, PyObject* function, bool with_keys
       malloc_usable_size(const_cast<Layout*>(layout)) < sizeof(Layout)) {  // it takes a void*, and only looks
     return false;
   }
-  // Compared as bytes first: a pointer that is none of a Python object's must not be used as one.
-  const PyObject* found = nullptr;
-  static_assert(sizeof(layout->function) >= sizeof(found));
-  std::memcpy(&found, &layout->function, sizeof(found));
-  return found == function && layout->with_keyset == with_keyset && !layout->with_op;
+  try {
+    // Only compared: a pointer that is none of a Python object's must not be used as one. It throws where the member
+    // that names the interpreter holds something else.
+    return layout->function.ptr(getPyInterpreter()) == function && layout->with_keyset == with_keyset &&
+           !layout->with_op;
+  } catch (const c10::Error&) {
+    return false;
+  }
 }
 
 }  // namespace

@@ -58,8 +58,8 @@ class Walk : public ::testing::Test {
   Decision decide(at::Tensor x, at::Tensor y) {
     Call call;
     call.positional(tensor(std::move(x))).positional(tensor(std::move(y)));
-    BoundArguments arguments;
-    return call::decide(*op_, call.arguments(), torch_compat::ThreadState::here(), arguments);
+    CallValues values;
+    return call::decide(*op_, call.arguments(), torch_compat::ThreadState::here(), values);
   }
 
   std::unique_ptr<Operator> op_;
@@ -174,8 +174,8 @@ TEST(WalkAfterTheLibrary, FindsNoKernelAndDoesNotCrash) {
   }
   Call call;
   call.positional(tensor());
-  BoundArguments arguments;
-  EXPECT_EQ(decide(*op, call.arguments(), torch_compat::ThreadState::here(), arguments).reason, Reason::Kernel);
+  CallValues values;
+  EXPECT_EQ(decide(*op, call.arguments(), torch_compat::ThreadState::here(), values).reason, Reason::Kernel);
 }
 
 }  // namespace
