@@ -46,11 +46,10 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr || !dutyfree::torch_compat::initialise_eval_frame() ||
-      !dutyfree::torch_compat::initialise_torch_function() ||
-      !dutyfree::call::add_operator_type(module) || !dutyfree::call::add_op_callable_type(module) ||
-      !dutyfree::call::add_call_target_type(module) || !dutyfree::call::add_node_call_type(module) ||
-      !dutyfree::call::add_forward(module) || !dutyfree::call::add_backward(module) ||
-      !dutyfree::choose_seeded_fault(module)) {
+      !dutyfree::torch_compat::initialise_torch_function() || !dutyfree::call::add_operator_type(module) ||
+      !dutyfree::call::add_op_callable_type(module) || !dutyfree::call::add_call_target_type(module) ||
+      !dutyfree::call::add_node_call_type(module) || !dutyfree::call::add_forward(module) ||
+      !dutyfree::call::add_backward(module) || !dutyfree::choose_seeded_fault(module)) {
     Py_XDECREF(module);
     return nullptr;
   }
