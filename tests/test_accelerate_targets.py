@@ -550,28 +550,26 @@ def redefine() -> None:
         except Exception as error:
             return type(error).__name__
 
-    def run(name: str, accelerated: bool) -> list[Any]:
-        first = torch.library.Library(name, "FRAGMENT")
-        packet = define(first, "op(Tensor x) -> Tensor", lambda x: x + 1)
-        held = packet.default
-        if accelerated:
-            dutyfree.accelerate(name)
-        held(X)
-        packet(X)
-        first._destroy()
-        second = torch.library.Library(name, "FRAGMENT")
-        define(second, "op(Tensor x, int n, Tensor[] more) -> Tensor", lambda x, n, more: x + n)
-        results = [outcome(op, *args) for op in (held, packet) for args in ((X,), (X, 2, [X]), (X, X), ())]
-        new = getattr(torch.ops, name).op
-        results += [outcome(new, X, 2, [X]), outcome(new.default, X, 2, [X])]
-        second._destroy()
-        results += [outcome(op, *args) for op in (held, packet, new) for args in ((X,), (X, 2, [X]))]
-        return results
-
-    expected = run("redefined_plain", accelerated=False)
-    found = run("redefined_fast", accelerated=True)
+    # PyTorch itself may read freed memory here (docs/differences.md), so it is no reference.
+    name = "redefined"
+    first = torch.library.Library(name, "FRAGMENT")
+    packet = define(first, "op(Tensor x) -> Tensor", lambda x: x + 1)
+    held = packet.default
+    dutyfree.accelerate(name)
+    held(X)
+    packet(X)
+    first._destroy()
+    second = torch.library.Library(name, "FRAGMENT")
+    define(second, "op(Tensor x, int n, Tensor[] more) -> Tensor", lambda x, n, more: x + n)
+    for op in (held, packet):  # they call the new operator, or raise
+        found = [outcome(op, *args) for args in ((X,), (X, 2, [X]), (X, X), ())]
+        assert found == ["RuntimeError", [3.0, 3.0], "RuntimeError", "RuntimeError"], found
+    new = getattr(torch.ops, name).op
+    assert [outcome(new, X, 2, [X]), outcome(new.default, X, 2, [X])] == [[3.0, 3.0], [3.0, 3.0]]
+    second._destroy()
+    found = [outcome(op, *args) for op in (held, packet, new) for args in ((X,), (X, 2, [X]))]
+    assert set(found) == {"RuntimeError"}, found
     dutyfree.restore()
-    assert found == expected, (found, expected)
     print("done")
 
 
