@@ -482,28 +482,17 @@ def test_a_patched_call_is_respected(cls: type, first: str, namespace: str, monk
 # --- the life of operators -------------------------------------------------------------------------------------------
 
 
-def test_a_held_overload_whose_library_dies_raises_as_in_pytorch(namespace: str) -> None:
-    def run(name: str, accelerated: bool) -> list[Any]:
-        library = torch.library.Library(namespace, "FRAGMENT")
-        packet = define(library, f"{name}(Tensor x) -> Tensor")
-        overload = packet.default
-        if accelerated:
-            dutyfree.accelerate(namespace)
-        overload(X)
-        packet(X)
-        library._destroy()
-        errors: list[Any] = []
-        for op in (overload, packet):
-            try:
-                op(X)
-                errors.append(None)
-            except Exception as error:
-                # The text names the operator by memory that PyTorch has freed, where nobody else keeps it.
-                errors.append((type(error), str(error).split(" for ")[0]))
-        return errors
-
-    expected = run("first", accelerated=False)
-    assert run("second", accelerated=True) == expected
+def test_a_held_overload_whose_library_dies_raises(library: torch.library.Library, namespace: str) -> None:
+    # PyTorch itself reads freed memory here (docs/differences.md), so it is no reference.
+    packet = define(library, "op(Tensor x) -> Tensor")
+    overload = packet.default
+    dutyfree.accelerate(namespace)
+    overload(X)
+    packet(X)
+    library._destroy()
+    for op in (overload, packet):
+        with pytest.raises(RuntimeError, match=f"{namespace}::op"):
+            op(X)
     dutyfree.restore()
 
 
