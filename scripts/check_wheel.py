@@ -18,6 +18,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 package = Path(dutyfree.__file__).parent
 assert package.parent == Path(sysconfig.get_paths()["platlib"]), f"imported from {package}"
 assert (package / "py.typed").exists()
+assert (package.parent / "dutyfree_auto.pth").exists()  # DUTYFREE_AUTO=1
 assert double(torch.ones(2)).tolist() == [2.0, 2.0]
 assert dutyfree.explain(double, torch.ones(2)).path == "direct"
 print(f"{package}: an operator is called directly")
