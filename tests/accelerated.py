@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 from torch.library import Library
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
-from dutyfree.check.outcome import Arguments, Outcome, Side, outcome_of, recording
+from dutyfree.check.outcome import Arguments, Outcome, Side, call, outcome_of, recording
 from parity import unique_namespaces
 
 Way = tuple[str, str]
@@ -106,6 +110,50 @@ def custom_twins(body: Callable[..., Any], *, record: bool = True, **options: An
     twins = registered_twice(register)
     twins.reference.received, twins.accelerated.received = received
     return twins
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """A module's tests start, and leave, with nothing accelerated where it imports this."""
+    dutyfree.restore()
+    yield
+    dutyfree.restore()
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def ones() -> Arguments:
+    return call(torch.ones(2))
+
+
+def ones_with_grad() -> Arguments:
+    return call(torch.ones(2, requires_grad=True))
+
+
+class Seeing(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((str(func), len(args), sorted(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+class SeeingFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((str(func), len(args), sorted(kwargs or {})))
+        return func(*args, **(kwargs or {}))
 
 
 def spellings_of(side: Side) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Calls of operators by accelerate's boxed path, beside the same calls without it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,6 @@ import dutyfree
 from dutyfree.check.outcome import Arguments, Outcome, Side, observe
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    dutyfree.restore()
-    yield
-    dutyfree.restore()
 
 
 def operator(name: str) -> Any:

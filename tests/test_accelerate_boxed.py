@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import dutyfree
+from accelerated import restored
 from boxed_alike import (
     aten,
     calls_of,
@@ -18,7 +19,6 @@ from boxed_alike import (
     numbered,
     operator,
     outcome,
-    restored,
     t,
     view,
 )

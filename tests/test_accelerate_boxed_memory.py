@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
-from boxed_alike import aten, grad, numbered, operator, restored, t, took
+from accelerated import restored
+from boxed_alike import aten, grad, numbered, operator, t, took
 from dutyfree.check.outcome import Arguments, call
 
 __all__ = ["restored"]  # a fixture for every test here

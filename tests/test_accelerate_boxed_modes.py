@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
+from accelerated import restored
 from boxed_alike import (
     aten,
     calls_of,
@@ -21,7 +22,6 @@ from boxed_alike import (
     operator,
     outcome,
     qualname,
-    restored,
     t,
     took,
     twice,

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,45 +11,30 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import Library
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
 from accelerated import (
     AUTOGRAD,
     DIRECT,
+    Seeing,
+    SeeingFunctions,
     Twins,
     both,
     check,
     custom_twins,
+    doubled,
+    ones,
+    ones_with_grad,
     refused,
     registered_twice,
+    restored,
     spellings_of,
     took,
+    tripled,
 )
 from dutyfree.check.outcome import Arguments, Side, call, outcome_of
 
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    dutyfree.restore()
-
-
-def doubled(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def tripled(x: Tensor) -> Tensor:
-    return x * 3
-
-
-def ones() -> Arguments:
-    return call(torch.ones(2))
-
-
-def ones_with_grad() -> Arguments:
-    return call(torch.ones(2, requires_grad=True))
+__all__ = ["restored"]  # a fixture for every test here
 
 
 def gives(twins: Twins, values: list[float], way: tuple[str, str] | None = DIRECT) -> None:
@@ -620,26 +605,6 @@ def test_an_exception_of_the_formula() -> None:
 
 
 # Modes, tracing, transforms
-
-
-class Seeing(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func), len(args), sorted(kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
-class SeeingFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func), len(args), sorted(kwargs or {})))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mode", [Seeing, SeeingFunctions])

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import Library
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dutyfree
 from accelerated import (
@@ -23,41 +21,28 @@ from accelerated import (
     BOXED_FOR_GRADIENT,
     BOXED_FOR_KERNEL,
     DIRECT,
+    Seeing,
+    SeeingFunctions,
     Twins,
     both,
     check,
+    doubled,
     library_twins,
+    ones,
+    ones_with_grad,
     refused,
     registered_twice,
+    restored,
     took,
+    tripled,
 )
 from dutyfree.check.outcome import Arguments, Side, call
 from isolated import run_isolated
 
+__all__ = ["restored"]  # a fixture for every test here
+
 KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
 BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    dutyfree.restore()
-
-
-def doubled(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def tripled(x: Tensor) -> Tensor:
-    return x * 3
-
-
-def ones() -> Arguments:
-    return call(torch.ones(2))
-
-
-def ones_with_grad() -> Arguments:
-    return call(torch.ones(2, requires_grad=True))
 
 
 # Kernels and the autograd around them
@@ -690,26 +675,6 @@ def test_an_autocast_rule_that_is_registered_later() -> None:
 
 
 # Modes, tracing, transforms
-
-
-class Seeing(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func), len(args), sorted(kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
-class SeeingFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func), len(args), sorted(kwargs or {})))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -21,18 +21,14 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 import dutyfree
+from accelerated import restored
 from dutyfree import _core
 from isolated import run_isolated
 
+__all__ = ["restored"]  # a fixture for every test here
+
 aten = torch.ops.aten
 _numbers = iter(range(10**6))
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    dutyfree.restore()
-    yield
-    dutyfree.restore()
 
 
 @pytest.fixture
