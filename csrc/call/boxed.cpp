@@ -120,31 +120,18 @@ Boxing box_single(ValueKind kind, PyObject* value, torch::jit::Stack& stack) {
   return Boxing::Unknown;
 }
 
-// The elements are only looked at, so nothing can change the sequence meanwhile but __torch_function__'s look-up on a
-// subclass: its size is read anew.
-Boxing box_tensors(PyObject* sequence, torch::jit::Stack& stack) {
-  c10::List<at::Tensor> list = empty_list();
+// Boxes a sequence of tensors into `list`. The elements are only looked at, so nothing can change the sequence
+// meanwhile but __torch_function__'s look-up on a subclass: its size is read anew.
+template <typename Element>
+Boxing box_tensors(PyObject* sequence, c10::List<Element> list, torch::jit::Stack& stack) {
   list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
     const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
-    const Boxing boxing = look_at_tensor(item.get());
-    if (boxing != Boxing::Done) [[unlikely]] {
-      return boxing;
-    }
-    list.push_back(THPVariable_Unpack(item.get()));
-  }
-  stack.emplace_back(std::move(list));
-  return Boxing::Done;
-}
-
-Boxing box_optional_tensors(PyObject* sequence, torch::jit::Stack& stack) {
-  c10::List<std::optional<at::Tensor>> list;
-  list.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence)));
-  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
-    const PyRef item = PyRef::borrow(PySequence_Fast_ITEMS(sequence)[index]);
-    if (item.get() == Py_None) {
-      list.push_back(std::nullopt);
-      continue;
+    if constexpr (std::is_same_v<Element, std::optional<at::Tensor>>) {
+      if (item.get() == Py_None) {
+        list.push_back(std::nullopt);
+        continue;
+      }
     }
     const Boxing boxing = look_at_tensor(item.get());
     if (boxing != Boxing::Done) [[unlikely]] {
@@ -173,12 +160,11 @@ Boxing box_ints(PyObject* sequence, torch::jit::Stack& stack) {
 
 Boxing box_list(const ValueType& type, PyObject* value, torch::jit::Stack& stack) {
   if (!is_sequence(value)) {
-    // PyTorch looks for __torch_function__ in a tensor wherever it is.
-    return torch_compat::is_tensor(value) && look_at_tensor(value) == Boxing::Overridden ? Boxing::Overridden
-                                                                                         : Boxing::Unknown;
+    return Boxing::Unknown;
   }
   if (type.boxed_kind == ValueKind::Tensor) {
-    return type.optional_element ? box_optional_tensors(value, stack) : box_tensors(value, stack);
+    return type.optional_element ? box_tensors(value, c10::List<std::optional<at::Tensor>>(), stack)
+                                 : box_tensors(value, empty_list(), stack);
   }
   return type.boxed_kind == ValueKind::Int && !type.optional_element ? box_ints(value, stack) : Boxing::Unknown;
 }
