@@ -21,6 +21,11 @@ class Rule:
     target: str | types.ModuleType | None
     covers: Callable[[str], bool] = field(compare=False)
 
+    @property
+    def namespace(self) -> str | None:
+        """The only namespace with operators that it covers; None where there may be others."""
+        return self.target.partition("::")[0] if isinstance(self.target, str) else None
+
 
 # By the target that they are for, in the order in which they were last asked for.
 _rules: dict[Rule, bool] = {}

@@ -124,13 +124,13 @@ def accelerate(target: Target = None) -> Report:
     if _settings.enabled():
         _targets.add(rule, covered=True)
         _listen()
-        for holder in _made_holders():
+        for holder in _made_holders(rule.namespace):
             if any(map(rule.covers, _names_of(holder))):
-                attach(holder)
-        for holder in _made_holders():
-            front = _front.front_of(holder)
-            if front is not None and front.boxes and rule.covers(front.name):
-                _registrations.learn(front)
+                front = _front.front_of(holder)
+                if front is None:
+                    attach(holder)
+                elif front.boxes:
+                    _registrations.learn(front)
     return Report(sorted(filter(rule.covers, torch._C._dispatch_get_all_op_names())))
 
 
@@ -225,9 +225,10 @@ def accelerated() -> dict[str, _core.Operator]:
     return {operator.name: operator for holder in _attached() for operator in _operators_of(holder)}
 
 
-def _made_holders() -> list[Any]:
-    """The OpOverloads and the packets that Python has objects for so far."""
-    namespaces = [value for value in vars(torch.ops).values() if isinstance(value, _OpNamespace)]
+def _made_holders(namespace: str | None) -> list[Any]:
+    """The OpOverloads and the packets that Python has objects for so far, of one namespace or of all."""
+    made = vars(torch.ops).values() if namespace is None else [vars(torch.ops).get(namespace)]
+    namespaces = [value for value in made if isinstance(value, _OpNamespace)]
     packets = [value for ns in namespaces for value in vars(ns).values() if isinstance(value, OpOverloadPacket)]
     overloads = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
     return overloads + packets
