@@ -64,7 +64,7 @@ def put_in_front(holder: Any, operator: _core.Operator, later: tuple[_core.Opera
     if _settings.audits():
         from dutyfree import audit
 
-        auditor = audit.auditor(_core.OpCallable(pytorch, operator, later), pytorch)
+        auditor = audit.auditor_of(_core.OpCallable(pytorch, operator, later), pytorch)
     holder._op = _core.OpCallable(pytorch, operator, later, auditor)
     if isinstance(holder, OpOverloadPacket):
         register_builtin(holder._op, holder._qualified_op_name)
@@ -97,6 +97,12 @@ def _unregister_builtin(identity: int) -> None:
     table: Any = torch.jit._builtins._get_builtin_table()
     table.pop(identity, None)
     _builtins.pop(identity, None)
+
+
+def schema_of(operator: _core.Operator) -> torch.FunctionSchema:
+    """The schema of the operator that has this one's name now."""
+    name, _, overload = operator.name.partition(".")
+    return torch._C._get_schema(name, overload)
 
 
 def front_of(op: object) -> _core.Operator | None:

@@ -90,13 +90,13 @@ def _know_kernel_of_custom_op(
     name = getattr(function, "__qualname__", "")
     if not isinstance(function, types.FunctionType) or name not in (_AUTOGRAD, _VERSION_BUMP, _BACKEND):
         return False
-    cells = closure_of(function)
     if name == _AUTOGRAD and key == "Autograd":
         info = definition if definition is not None else _gradients.formula_of(function)
         operator.know_autograd(key, *prepare(function, info))
     elif name == _VERSION_BUMP and key == "ADInplaceOrView":
         operator.know_version_bump(key)
     elif name == _BACKEND:
+        cells = closure_of(function)
         definition = definition if definition is not None else cells["self"].cell_contents
         # The kernel looks its function up by the device type in its closure, which in a registration for several
         # devices is the last one for all of them.

@@ -16,12 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dutyfree import _core
+from dutyfree import _core, _front
 from dutyfree.check.outcome import Arguments, Side, describe, members_of, values_of, version_of
-
-
-class AuditError(RuntimeError):
-    """A call differs from PyTorch's, or an operator that is declared pure wrote to an input."""
+from dutyfree.errors import AuditError
 
 
 class _Thread(threading.local):
@@ -35,18 +32,15 @@ _thread = _Thread()
 _SEEN_BY_OTHERS = {"dispatch-mode", "thread-state", "tensor-subclass", "tensor-key"}
 
 
-def auditor(ours: _core.OpCallable, pytorch: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for an operator's callable: a function that calls ``ours``, and audits it."""
-    schema = torch._C._get_schema(*_names(ours.operator.name))
-    if schema.is_mutable or ours.later:
-        # The overloads of a packet are audited where they are called by themselves.
-        return ours
+def auditor_of(ours: _core.OpCallable, pytorch: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What is called instead of an operator's callable ``ours``: it calls that, and audits it.
+
+    None for operators that are not pure, and for packets with several overloads, which are audited where they are
+    called by themselves.
+    """
+    if _front.schema_of(ours.operator).is_mutable or ours.later:
+        return None
     return functools.partial(_audited, ours, pytorch)
-
-
-def _names(name: str) -> tuple[str, str]:
-    operator, _, overload = name.partition(".")
-    return operator, overload
 
 
 def _audited(ours: _core.OpCallable, pytorch: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

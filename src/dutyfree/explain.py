@@ -89,7 +89,7 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
         path, code, slot, key = front.explain(args, kwargs)
         if path != "pytorch" or code not in ("argument-count", "argument-name", "argument-mismatch"):
             break  # else the arguments fit no way: a packet tries its next overload
-    schema = torch._C._get_schema(*_names(front.name))
+    schema = _front.schema_of(front)
     argument = schema.arguments[slot].name if slot >= 0 else "an argument"
     value = _given(schema, slot, args, kwargs)
     sentence = _SENTENCES[code].format(
@@ -100,11 +100,6 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Plan:
         expected=schema.arguments[slot].type if slot >= 0 else "",
     )
     return Plan(front.name, path, code, sentence)
-
-
-def _names(name: str) -> tuple[str, str]:
-    operator, _, overload = name.partition(".")
-    return operator, overload
 
 
 def _type_name(value: object) -> str:
