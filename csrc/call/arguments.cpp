@@ -81,24 +81,9 @@ bool equals_default(const Slot& slot, PyObject* value) {
   return equal > 0;
 }
 
-// PyObject_Vectorcall without its call into libpython: a body is nearly always a function, which has a vectorcall.
-PyObject* call_body(PyObject* body, PyObject* const* values, std::size_t positional, PyObject* keywords) {
-  const std::size_t nargsf = positional | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  if (PyFunction_Check(body)) [[likely]] {
-    return reinterpret_cast<PyFunctionObject*>(body)->vectorcall(body, values, nargsf, keywords);
-  }
-  // Functions count their own recursion; a callable written in C (an operator is one) need not.
-  if (Py_EnterRecursiveCall(" while calling an operator's body") != 0) {
-    return nullptr;
-  }
-  PyObject* result = PyObject_Vectorcall(body, values, nargsf, keywords);
-  Py_LeaveRecursiveCall();
-  return result;
-}
-
 }  // namespace
 
-BoundArguments::~BoundArguments() {
+void BoundArguments::release_owned() {
   for (std::uint64_t rest = owned_; rest != 0; rest &= rest - 1) {
     Py_DECREF(storage_[static_cast<std::size_t>(__builtin_ctzll(rest)) + 1]);
   }
@@ -108,25 +93,6 @@ bool BoundArguments::fail(Reason reason, int argument) {
   failure_ = reason;
   failed_argument_ = argument;
   return false;
-}
-
-bool BoundArguments::place(const Signature& signature, const CallArguments& call) {
-  if (call.positional > signature.positional_count()) [[unlikely]] {
-    return fail(Reason::ArgumentCount);
-  }
-  const std::size_t count = signature.slots().size();
-  PyObject** values = storage_.data() + 1;
-  for (std::size_t index = 0; index < call.positional; ++index) {
-    values[index] = call.values[index];
-  }
-  for (std::size_t index = call.positional; index < count; ++index) {
-    values[index] = nullptr;
-  }
-  if ((call.keywords != nullptr || call.keyword_dict != nullptr) && !place_keywords(signature, call)) {
-    return false;
-  }
-  placed_ = true;
-  return true;
 }
 
 bool BoundArguments::place_keywords(const Signature& signature, const CallArguments& call) {
@@ -277,9 +243,8 @@ void BoundArguments::set_owned(std::size_t slot, PyObject* value) {
   }
 }
 
-bool BoundArguments::settle_defaults(const Signature& signature) {
+bool BoundArguments::drop_and_fill_defaults(const Signature& signature) {
   const auto& slots = signature.slots();
-  passed_ = signature.positional_count();
   while (passed_ > 0) {
     const Slot& slot = slots[passed_ - 1];
     if (!slot.has_default || seeded(Fault::DefaultsPassed)) {
@@ -314,14 +279,17 @@ bool BoundArguments::passes_keyword(const Signature& signature, std::size_t slot
   return given != nullptr && !(keyword.has_default && equals_default(keyword, given));
 }
 
-PyObject* BoundArguments::call(const Signature& signature, PyObject* body) const {
-  const std::size_t count = signature.slots().size();
-  const std::size_t first_keyword = signature.positional_count();
-  if (first_keyword == count) [[likely]] {
-    // The callee may write to the element before the first, and restores it: that is what element 0 is for.
-    return call_body(body, storage_.data() + 1, passed_, nullptr);
+PyObject* BoundArguments::call_any_body(PyObject* body,
+                                        PyObject* const* values,
+                                        std::size_t positional,
+                                        PyObject* keywords) {
+  // Functions count their own recursion; a callable written in C (an operator is one) need not.
+  if (Py_EnterRecursiveCall(" while calling an operator's body") != 0) {
+    return nullptr;
   }
-  return call_with_keywords(signature, body);
+  PyObject* result = PyObject_Vectorcall(body, values, positional | PY_VECTORCALL_ARGUMENTS_OFFSET, keywords);
+  Py_LeaveRecursiveCall();
+  return result;
 }
 
 PyObject* BoundArguments::call_with_keywords(const Signature& signature, PyObject* body) const {

@@ -28,7 +28,11 @@ class BoundArguments {
   BoundArguments() = default;
   BoundArguments(const BoundArguments&) = delete;
   BoundArguments& operator=(const BoundArguments&) = delete;
-  ~BoundArguments();
+  ~BoundArguments() {
+    if (owned_ != 0) {
+      release_owned();
+    }
+  }
 
   // Places, checks and converts every argument and gathers the tensors' keys. Has no effect that a user can see. On
   // failure PyTorch has to make the conversion or the error; no Python error is set.
@@ -36,7 +40,24 @@ class BoundArguments {
     return place(signature, call) && check(signature);
   }
   // The first half of it: every argument is where the schema has it, as the caller gave it.
-  bool place(const Signature& signature, const CallArguments& call);
+  bool place(const Signature& signature, const CallArguments& call) {
+    if (call.positional > signature.positional_count()) [[unlikely]] {
+      return fail(observe::Reason::ArgumentCount);
+    }
+    const std::size_t count = signature.slots().size();
+    PyObject** values = storage_.data() + 1;
+    for (std::size_t index = 0; index < call.positional; ++index) {
+      values[index] = call.values[index];
+    }
+    for (std::size_t index = call.positional; index < count; ++index) {
+      values[index] = nullptr;
+    }
+    if ((call.keywords != nullptr || call.keyword_dict != nullptr) && !place_keywords(signature, call)) {
+      return false;
+    }
+    placed_ = true;
+    return true;
+  }
   bool placed() const { return placed_; }
 
   // After a failed bind: why, and which argument it was (-1 for the call as a whole).
@@ -45,10 +66,19 @@ class BoundArguments {
 
   // Drops trailing arguments that equal their defaults and fills the other omitted ones in, as PyTorch does before a
   // body runs. False with a Python error set when memory runs out.
-  bool settle_defaults(const Signature& signature);
+  bool settle_defaults(const Signature& signature) {
+    passed_ = signature.positional_count();
+    return !signature.has_positional_defaults() || drop_and_fill_defaults(signature);
+  }
 
   // Calls `body` with the settled arguments.
-  PyObject* call(const Signature& signature, PyObject* body) const;
+  [[gnu::always_inline]] PyObject* call(const Signature& signature, PyObject* body) const {
+    if (signature.positional_count() == signature.slots().size()) [[likely]] {
+      // The callee may write to the element before the first, and restores it: that is what element 0 is for.
+      return call_body(body, storage_.data() + 1, passed_, nullptr);
+    }
+    return call_with_keywords(signature, body);
+  }
 
   // The settled arguments as PyTorch would pass them, for cold paths. Null with a Python error set on failure.
   PyRef as_tuple() const;
@@ -74,10 +104,28 @@ class BoundArguments {
   bool place_keywords(const Signature& signature, const CallArguments& call);
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
   bool check(const Signature& signature);
+  bool drop_and_fill_defaults(const Signature& signature);
+  void release_owned();
   bool check_tensor(const ValueType& type, PyObject* value);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
   bool fail(observe::Reason reason, int argument = -1);
   void set_owned(std::size_t slot, PyObject* value);
+  // PyObject_Vectorcall without its call into libpython: a body is nearly always a function, which has a vectorcall.
+  [[gnu::always_inline]] static PyObject* call_body(PyObject* body,
+                                                    PyObject* const* values,
+                                                    std::size_t positional,
+                                                    PyObject* keywords) {
+    if (PyFunction_Check(body)) [[likely]] {
+      return reinterpret_cast<PyFunctionObject*>(body)->vectorcall(body, values,
+                                                                   positional | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                                                   keywords);
+    }
+    return call_any_body(body, values, positional, keywords);
+  }
+  [[gnu::noinline]] static PyObject* call_any_body(PyObject* body,
+                                                   PyObject* const* values,
+                                                   std::size_t positional,
+                                                   PyObject* keywords);
   PyObject* call_with_keywords(const Signature& signature, PyObject* body) const;
 
   c10::DispatchKeySet keys_;

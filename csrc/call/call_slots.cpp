@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "call/dict_watch.h"
-#include "call/op_callable.h"
+#include "call/make_call.h"
 
 namespace dutyfree::call {
 namespace {

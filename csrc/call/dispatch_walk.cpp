@@ -196,7 +196,7 @@ void decide_boxed(const Operator& op,
     refusal = Reason::TorchFunctionMode;
   } else if (values.bound.placed() ||
              (values.bound.failure() == Reason::None && values.bound.place(op.signature(), call))) {
-    refusal = box(op, values.bound, values.boxed, argument);
+    refusal = box(op, values.bound, values.boxed.emplace(), argument);
   } else {
     refusal = values.bound.failure();
     argument = values.bound.failed_argument();

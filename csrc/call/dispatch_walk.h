@@ -27,8 +27,13 @@ struct Decision {
 
 // A call's arguments in the form that its path needs: bound in any case, on the stack for a Boxed call.
 struct CallValues {
+  CallValues() = default;
+  CallValues(const CallValues&) = delete;
+  CallValues& operator=(const CallValues&) = delete;
+  [[gnu::always_inline]] ~CallValues() = default;
+
   BoundArguments bound;
-  torch::jit::Stack boxed;
+  std::optional<torch::jit::Stack> boxed;  // of a Boxed call
 };
 
 // Binds the arguments and decides how this call goes: the thread's state, the call's key set, then PyTorch's own walk

@@ -2,10 +2,7 @@
 
 #include <structmember.h>
 
-#include "call/arguments.h"
-#include "call/boxed.h"
-#include "call/dispatch_walk.h"
-#include "call/running_call.h"
+#include "call/make_call.h"
 
 namespace dutyfree::call {
 
@@ -13,66 +10,8 @@ PyTypeObject* op_callable_type = nullptr;
 
 namespace {
 
-using observe::Path;
-
-enum class Outcome : std::uint8_t {
-  Made,       // the call was made; `*result` is what came of it
-  PyTorchs,   // PyTorch has to make it
-  FitsNoWay,  // so has PyTorch, and it won't: the arguments don't fit the schema, whatever is converted
-};
-
-bool fits_no_way(const Decision& decision) {
-  return decision.reason == observe::Reason::ArgumentCount || decision.reason == observe::Reason::ArgumentName ||
-         decision.reason == observe::Reason::ArgumentMismatch;
-}
-
-// Decides and, where the call is ours to make, makes it.
-Outcome try_operator(Operator& op, const CallArguments& call, PyObject** result) {
-  const torch_compat::ThreadState& thread = torch_compat::ThreadState::here();
-  for (;;) {
-    CallValues values;
-    const Decision decision = decide(op, call, thread, values);
-    const bool runs_body = decision.path == Path::Direct || decision.path == Path::Autograd;
-    if (runs_body && decision.function == nullptr) [[unlikely]] {
-      const auto backend = decision.backend->shared_from_this();
-      if (!backend->refresh()) {
-        *result = nullptr;
-        return Outcome::Made;
-      }
-      continue;  // Python code ran: everything may be different
-    }
-    op.counters().count(decision.path, decision.reason);
-    if (runs_body) [[likely]] {
-      *result = run_decided(op, decision, thread, values.bound);
-      return Outcome::Made;
-    }
-    if (decision.path == Path::Boxed) {
-      *result = run_boxed(op, values.boxed);
-      return Outcome::Made;
-    }
-    return fits_no_way(decision) ? Outcome::FitsNoWay : Outcome::PyTorchs;
-  }
-}
-
-// The later overloads of a packet, in PyTorch's order. One that may fit by a conversion ends the search: PyTorch would
-// take it.
-[[gnu::noinline]] Outcome try_later(const OpCallable& callable, const CallArguments& call, PyObject** result) {
-  const PyRef operators = PyRef::borrow(callable.later);
-  Outcome outcome = Outcome::FitsNoWay;
-  for (Py_ssize_t index = 0; outcome == Outcome::FitsNoWay && index < PyTuple_GET_SIZE(operators.get()); ++index) {
-    outcome =
-        try_operator(*reinterpret_cast<OperatorObject*>(PyTuple_GET_ITEM(operators.get(), index))->op, call, result);
-  }
-  return outcome;
-}
-
-// Whether the call was made; `*result` is what came of it.
-bool try_call(const OpCallable& callable, const CallArguments& call, PyObject** result) {
-  Outcome outcome = try_operator(*callable.owner->op, call, result);
-  if (outcome == Outcome::FitsNoWay && callable.later != nullptr) [[unlikely]] {
-    outcome = try_later(callable, call, result);
-  }
-  return outcome == Outcome::Made;
+PyObject* op_callable_vectorcall(PyObject* object, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
+  return call_with_vector(object, args, nargsf, keywords);
 }
 
 PyObject* op_callable_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -90,7 +29,7 @@ PyObject* op_callable_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   }
   auto* self = reinterpret_cast<OpCallable*>(type->tp_alloc(type, 0));
   if (self != nullptr) {
-    self->vectorcall = call_with_vector;
+    self->vectorcall = op_callable_vectorcall;
     self->pytorch = Py_NewRef(pytorch);
     self->owner = reinterpret_cast<OperatorObject*>(Py_NewRef(owner));
     self->later = later == nullptr || PyTuple_GET_SIZE(later) == 0 ? nullptr : Py_NewRef(later);
@@ -184,35 +123,6 @@ PyType_Spec op_callable_spec = {"dutyfree._core.OpCallable", sizeof(OpCallable),
 bool add_op_callable_type(PyObject* module) {
   op_callable_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&op_callable_spec));
   return op_callable_type != nullptr && PyModule_AddType(module, op_callable_type) == 0;
-}
-
-PyObject* call_with_vector(PyObject* op_callable, PyObject* const* args, std::size_t nargsf, PyObject* keywords) {
-  auto* callable = reinterpret_cast<OpCallable*>(op_callable);
-  if (callable->auditor != nullptr) [[unlikely]] {
-    return PyObject_Vectorcall(callable->auditor, args, nargsf, keywords);
-  }
-  const CallArguments call{
-      .values = args, .positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)), .keywords = keywords};
-  PyObject* result = nullptr;
-  if (try_call(*callable, call, &result)) [[likely]] {
-    return result;
-  }
-  return PyObject_Vectorcall(callable->pytorch, args, nargsf, keywords);
-}
-
-PyObject* call_with_tuple(PyObject* op_callable, PyObject* args, PyObject* kwargs) {
-  auto* callable = reinterpret_cast<OpCallable*>(op_callable);
-  if (callable->auditor != nullptr) [[unlikely]] {
-    return PyObject_Call(callable->auditor, args, kwargs);
-  }
-  const CallArguments call{.values = &PyTuple_GET_ITEM(args, 0),
-                           .positional = static_cast<std::size_t>(PyTuple_GET_SIZE(args)),
-                           .keyword_dict = kwargs};
-  PyObject* result = nullptr;
-  if (try_call(*callable, call, &result)) [[likely]] {
-    return result;
-  }
-  return PyObject_Call(callable->pytorch, args, kwargs);
 }
 
 }  // namespace dutyfree::call

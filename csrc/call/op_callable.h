@@ -27,9 +27,4 @@ bool add_op_callable_type(PyObject* module);
 
 inline bool is_op_callable(PyObject* object) { return Py_TYPE(object) == op_callable_type; }
 
-// Calls it as vectorcall does.
-PyObject* call_with_vector(PyObject* op_callable, PyObject* const* args, std::size_t nargsf, PyObject* keywords);
-// Calls it as tp_call does: positional arguments in a tuple, keywords in a dict or null.
-PyObject* call_with_tuple(PyObject* op_callable, PyObject* args, PyObject* kwargs);
-
 }  // namespace dutyfree::call

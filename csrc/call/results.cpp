@@ -47,11 +47,6 @@ class AliasCheck {
   std::size_t count_ = 0;
 };
 
-bool is_plain_tensor(PyObject* value) {
-  return torch_compat::is_exact_tensor(value) &&
-         torch_compat::has_plain_keys(torch_compat::tensor_impl(value)->key_set());
-}
-
 // Making the new list may run a finaliser that changes the old one: null then.
 PyRef copy_as_list(PyObject* sequence) {
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(sequence);
@@ -85,7 +80,7 @@ PyRef settle_tensor_list(PyObject* value, bool sole_owner, AliasCheck& aliases) 
   }
   for (Py_ssize_t index = 0; index < PyList_GET_SIZE(list.get()); ++index) {
     PyObject* item = PyList_GET_ITEM(list.get(), index);
-    if (!is_plain_tensor(item) || !aliases.admits(*torch_compat::tensor_impl(item))) {
+    if (!torch_compat::is_plain_tensor(item) || !aliases.admits(*torch_compat::tensor_impl(item))) {
       return {};
     }
   }
@@ -104,7 +99,7 @@ PyRef settle_value(const ValueType& type, PyObject* value, bool sole_owner, Alia
   bool settled = false;
   switch (type.kind) {
     case ValueKind::Tensor:
-      settled = is_plain_tensor(value) && aliases.admits(*torch_compat::tensor_impl(value));
+      settled = torch_compat::is_plain_tensor(value) && aliases.admits(*torch_compat::tensor_impl(value));
       break;
     case ValueKind::Int:
       settled = is_exact_int64(value);
@@ -216,11 +211,11 @@ PyObject* settle_as_pytorch(const Operator& op,
 
 }  // namespace
 
-PyObject* settle_result(const Operator& op,
-                        const BoundArguments& arguments,
-                        PyRef result,
-                        PyObject* judge,
-                        int kernels_crossed) {
+PyObject* settle_any_result(const Operator& op,
+                            const BoundArguments& arguments,
+                            PyRef result,
+                            PyObject* judge,
+                            int kernels_crossed) {
   PyRef settled = settle(op, arguments, result.get(), judge != nullptr);
   if (settled) [[likely]] {
     return settled.release();

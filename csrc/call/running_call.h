@@ -11,10 +11,10 @@ namespace dutyfree::call {
 // decision on: whatever lets another thread or Python code in (an observer, the body) may register another kernel or
 // redefine the operator, and the decision's pointers die with that.
 struct RunningCall {
-  RunningCall(const Operator& op,
-              const Decision& decision,
-              const torch_compat::ThreadState& thread,
-              BoundArguments& arguments)
+  [[gnu::always_inline]] RunningCall(const Operator& op,
+                                     const Decision& decision,
+                                     const torch_compat::ThreadState& thread,
+                                     BoundArguments& arguments)
       : op(op),
         decision(decision),
         thread(thread),
@@ -23,6 +23,9 @@ struct RunningCall {
         judge(PyRef::borrow(decision.backend->judge())),
         disables_dynamo(decision.backend->disables_dynamo()),
         autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
+  RunningCall(const RunningCall&) = delete;
+  RunningCall& operator=(const RunningCall&) = delete;
+  [[gnu::always_inline]] ~RunningCall() = default;
 
   const Operator& op;
   const Decision& decision;
@@ -33,12 +36,5 @@ struct RunningCall {
   const bool disables_dynamo;                      // the body runs with Dynamo turned off
   const std::shared_ptr<AutogradKernel> autograd;  // of an Autograd call
 };
-
-// Makes the call that `decision` decided for: runs the body, for an Autograd call inside a new autograd node. Null with
-// a Python error set where the body or PyTorch's checks raise. The arguments may be settled only once.
-PyObject* run_decided(const Operator& op,
-                      const Decision& decision,
-                      const torch_compat::ThreadState& thread,
-                      BoundArguments& arguments);
 
 }  // namespace dutyfree::call

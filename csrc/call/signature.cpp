@@ -74,6 +74,7 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     }
     if (argument.default_value().has_value()) {
       slot.has_default = true;
+      signature.has_positional_defaults_ |= !argument.kwarg_only();
       if (slot.type.list && slot.type.kind == ValueKind::DType) {
         slot.type.kind = ValueKind::Other;  // PyTorch shows a body such a default as ints
       }
@@ -107,6 +108,8 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     signature.results_are_plain_ &= !type.list && !type.optional && type.kind != ValueKind::Other;
     signature.results_.push_back(type);
   }
+  signature.returns_tensor_ = signature.results_.size() == 1 && signature.results_[0].kind == ValueKind::Tensor &&
+                              !signature.results_[0].list && !signature.results_[0].optional;
   signature.complete_ = true;
   return signature;
 }

@@ -56,6 +56,9 @@ class Signature {
   const std::vector<ValueType>& results() const { return results_; }
   // Slots before this index are positional (or named), those from it on are keyword-only.
   std::size_t positional_count() const { return positional_count_; }
+  bool has_positional_defaults() const { return has_positional_defaults_; }
+  // Whether the result is one tensor.
+  bool returns_tensor() const { return returns_tensor_; }
   // Slots that hold tensors or lists of tensors, and those of them that the schema says are mutated.
   const std::vector<std::uint8_t>& tensor_slots() const { return tensor_slots_; }
   const std::vector<std::uint8_t>& mutated_slots() const { return mutated_slots_; }
@@ -78,6 +81,8 @@ class Signature {
   std::vector<std::uint8_t> mutated_slots_;
   std::vector<std::uint8_t> gradient_slots_;
   bool complete_ = false;
+  bool has_positional_defaults_ = false;
+  bool returns_tensor_ = false;
   bool results_may_nest_ = false;
   bool results_are_plain_ = true;
   std::string unsupported_;

@@ -34,6 +34,10 @@ inline bool has_plain_keys(c10::DispatchKeySet keys) {
   return (keys.raw_repr() & ~kPlainTensorKeys.raw_repr()) == 0;
 }
 
+inline bool is_plain_tensor(PyObject* object) {
+  return is_exact_tensor(object) && has_plain_keys(tensor_impl(object)->key_set());
+}
+
 // The key that makes a tensor not plain, by the dispatcher's order; Undefined where none does.
 inline c10::DispatchKey first_special_key(c10::DispatchKeySet keys) {
   return has_plain_keys(keys) ? c10::DispatchKey::Undefined : (keys - kPlainTensorKeys).highestPriorityTypeId();

@@ -1,19 +1,10 @@
-#include "call/running_call.h"
+#include "call/make_call.h"
 
-#include "call/autograd.h"
-#include "call/direct.h"
 #include "torch_compat/conversion.h"
-#include "torch_compat/recorded_event.h"
 
 namespace dutyfree::call {
-namespace {
 
-PyObject* run(const RunningCall& call) {
-  return call.autograd == nullptr ? run_body(call, call.decision.kernels_crossed).release() : record_gradient(call);
-}
-
-// A profiler or another observer wants to know of this call.
-[[gnu::cold]] PyObject* run_observed(const RunningCall& call, at::StepCallbacks callbacks) {
+PyObject* run_observed(const RunningCall& call, at::StepCallbacks callbacks) {
   const Operator& op = call.op;
   try {
     torch_compat::RecordedEvent event(std::move(callbacks), op.schema(), dispatch_keys(op, call.arguments, call.thread),
@@ -37,21 +28,14 @@ PyObject* run(const RunningCall& call) {
   }
 }
 
-}  // namespace
-
-PyObject* run_decided(const Operator& op,
-                      const Decision& decision,
-                      const torch_compat::ThreadState& thread,
-                      BoundArguments& arguments) {
-  const RunningCall call(op, decision, thread, arguments);
-  if (!arguments.settle_defaults(op.signature())) [[unlikely]] {
-    return nullptr;
+Outcome try_later(const OpCallable& callable, const CallArguments& call, PyObject** result) {
+  const PyRef operators = PyRef::borrow(callable.later);
+  Outcome outcome = Outcome::FitsNoWay;
+  for (Py_ssize_t index = 0; outcome == Outcome::FitsNoWay && index < PyTuple_GET_SIZE(operators.get()); ++index) {
+    outcome =
+        try_operator(*reinterpret_cast<OperatorObject*>(PyTuple_GET_ITEM(operators.get(), index))->op, call, result);
   }
-  auto callbacks = torch_compat::operator_callbacks();
-  if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
-    return run_observed(call, *std::move(callbacks));
-  }
-  return run(call);
+  return outcome;
 }
 
 }  // namespace dutyfree::call
