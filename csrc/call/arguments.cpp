@@ -89,12 +89,6 @@ void BoundArguments::release_owned() {
   }
 }
 
-bool BoundArguments::fail(Reason reason, int argument) {
-  failure_ = reason;
-  failed_argument_ = argument;
-  return false;
-}
-
 bool BoundArguments::place_keywords(const Signature& signature, const CallArguments& call) {
   if (call.keywords != nullptr) {
     PyObject* const* keyword_values = call.values + call.positional;
@@ -185,10 +179,7 @@ bool BoundArguments::check(const Signature& signature) {
       return false;
     }
   }
-  if (!torch_compat::has_plain_keys(every_key_)) [[unlikely]] {
-    return fail(Reason::TensorKey);
-  }
-  return true;
+  return check_keys();
 }
 
 // The elements are checked as they are copied: making the list may run a finaliser that changes the caller's list, and

@@ -60,6 +60,19 @@ class BoundArguments {
   }
   bool placed() const { return placed_; }
 
+  // For whoever converts placed values: a tensor's keys are gathered, or it is none that the direct path takes.
+  bool check_tensor(const ValueType& type, PyObject* value);
+  // Whether all tensors are plain ones.
+  bool check_keys() { return torch_compat::has_plain_keys(every_key_) || fail(observe::Reason::TensorKey); }
+  // Returns false.
+  bool fail(observe::Reason reason, int argument = -1) {
+    failure_ = reason;
+    failed_argument_ = argument;
+    return false;
+  }
+  // Checks and converts placed values for a body in Python.
+  bool check(const Signature& signature);
+
   // After a failed bind: why, and which argument it was (-1 for the call as a whole).
   observe::Reason failure() const { return failure_; }
   int failed_argument() const { return failed_argument_; }
@@ -103,12 +116,9 @@ class BoundArguments {
  private:
   bool place_keywords(const Signature& signature, const CallArguments& call);
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
-  bool check(const Signature& signature);
   bool drop_and_fill_defaults(const Signature& signature);
   void release_owned();
-  bool check_tensor(const ValueType& type, PyObject* value);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
-  bool fail(observe::Reason reason, int argument = -1);
   void set_owned(std::size_t slot, PyObject* value);
   // PyObject_Vectorcall without its call into libpython: a body is nearly always a function, which has a vectorcall.
   [[gnu::always_inline]] static PyObject* call_body(PyObject* body,

@@ -7,6 +7,7 @@
 
 #include "call/values.h"
 #include "torch_compat/conversion.h"
+#include "torch_compat/gil.h"
 #include "torch_compat/thread_state.h"
 #include "torch_compat/torch_function.h"
 
@@ -230,14 +231,6 @@ bool is_overridden(PyObject* value) {
   return false;
 }
 
-struct GilReleased {
-  GilReleased() : state(PyEval_SaveThread()) {}
-  ~GilReleased() { PyEval_RestoreThread(state); }
-  GilReleased(const GilReleased&) = delete;
-  GilReleased& operator=(const GilReleased&) = delete;
-  PyThreadState* state;
-};
-
 Reason refusal(Boxing boxing) {
   switch (boxing) {
     case Boxing::Overridden:
@@ -301,7 +294,7 @@ PyObject* run_boxed(const Operator& op, torch::jit::Stack& stack) {
   const c10::SmallVector<c10::IValue, 8> kept(stack.begin(), stack.end());
   try {
     {
-      const GilReleased released;
+      const torch_compat::GilReleased released;
       op.handle().callBoxed(&stack);
     }
     result = torch_compat::stack_as_python(stack);

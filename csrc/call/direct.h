@@ -2,6 +2,7 @@
 
 #include "call/results.h"
 #include "call/running_call.h"
+#include "call/typed_body.h"
 #include "seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 
@@ -10,6 +11,9 @@ namespace dutyfree::call {
 [[gnu::always_inline]] inline PyRef run_function(const RunningCall& call) {
   const torch_compat::BelowAutograd guard(call.thread,
                                           call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
+  if (call.typed.call != nullptr) {
+    return run_typed(call);
+  }
   if (torch_compat::frame_evaluator_installed() && call.disables_dynamo) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
@@ -37,6 +41,9 @@ namespace dutyfree::call {
       call.thread.set_excluded(call.thread.excluded() | c10::autograd_dispatch_keyset);
     }
     return {};
+  }
+  if (call.typed.call != nullptr && kernels_crossed == 0) {
+    return result;  // made from C++ values: it is what the schema says
   }
   PyObject* judge = seeded(Fault::KernelUnheld) ? call.decision.backend->judge() : call.judge.get();
   return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), judge, kernels_crossed));

@@ -70,6 +70,9 @@ Reason gradient_reason(const Operator& op, const BoundArguments& arguments, cons
   if (op.returns_out() && any_requires_grad(op, arguments)) [[unlikely]] {
     return Reason::OutGradient;
   }
+  if (route.typed_autograd != nullptr) {
+    return any_requires_grad(op, arguments) ? Reason::RequiresGrad : Reason::None;
+  }
   if (!records_gradient(op, arguments)) {
     return Reason::None;
   }
@@ -84,9 +87,20 @@ bool mutates_inference_tensor(const Operator& op, const BoundArguments& argument
                               [](const c10::TensorImpl& tensor) { return !torch_compat::has_version_counter(tensor); });
 }
 
+// A library that was loaded later may have brought a C++ kernel. This call has bound its arguments, so where that is
+// the operator's first such kernel, it serves the next one.
+const KnownKernel* find_or_know(Operator& op, int index, torch_compat::KernelIdentity identity) {
+  if (const KnownKernel* known = op.kernels().find(identity); known != nullptr) {
+    return known;
+  }
+  const bool typed = op.kernels().takes_typed();
+  op.know_if_direct(torch_compat::kernel_at(op.entry(), index));
+  return typed ? op.kernels().find(identity) : nullptr;
+}
+
 // From the kernel that the dispatcher would call first down to the body, as far as known kernels go. Where that is not
 // all the way, `decision` says which key has another kernel.
-void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decision& decision) {
+void lay_route(Operator& op, c10::DispatchKeySet keys, Route& route, Decision& decision) {
   route.start(keys, op.kernels().generation());
   for (;;) {
     const int index = torch_compat::table_index(keys);
@@ -97,18 +111,19 @@ void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decis
       keys = keys & c10::after_autograd_keyset;
       continue;
     }
-    const KnownKernel* known = identity == nullptr ? nullptr : op.kernels().find(identity);
+    const KnownKernel* known = identity == nullptr ? nullptr : find_or_know(op, index, identity);
     if (known == nullptr) {
       decision.reason = Reason::Kernel;
       decision.key = keys.highestPriorityTypeId();
       return;
     }
     route.add({index, identity});
-    ++route.python_kernels;
+    route.python_kernels += known->direct == nullptr ? 1 : 0;
     switch (known->role) {
       case KnownKernel::Role::Autograd:
         route.below_autograd = true;
         route.autograd = known->autograd.get();
+        route.typed_autograd = known->direct;
         keys = keys & c10::after_autograd_keyset;
         break;
       case KnownKernel::Role::ADInplaceOrView:
@@ -117,6 +132,8 @@ void lay_route(const Operator& op, c10::DispatchKeySet keys, Route& route, Decis
         break;
       case KnownKernel::Role::Backend:
         route.backend = known->backend.get();
+        route.typed_body = known->direct;
+        route.complete = true;
         return;
     }
   }
@@ -130,7 +147,7 @@ void walk(Operator& op,
   Route& route = op.route();
   if (!route.serves(keys, op.kernels().generation()) || !route.stands(op.entry())) [[unlikely]] {
     lay_route(op, keys, route, decision);
-    if (route.backend == nullptr) {
+    if (!route.complete) {
       return;
     }
   }
@@ -138,6 +155,11 @@ void walk(Operator& op,
     decision.reason = gradient_reason(op, arguments, route);
     if (decision.reason == Reason::RequiresGrad && route.autograd != nullptr) {
       decision.autograd = route.autograd;
+    } else if (decision.reason == Reason::RequiresGrad && route.typed_autograd != nullptr) {
+      // It is a function of its own, which calls the operator anew: the rest of the way is that call's.
+      decision.path = Path::Autograd;
+      decision.typed = route.typed_autograd;
+      return;
     } else if (decision.reason != Reason::None) [[unlikely]] {
       return;
     }
@@ -153,16 +175,27 @@ void walk(Operator& op,
   decision.bumps_versions =
       route.bumps_versions && !(seeded(Fault::InferenceMutationAllowed) && mutates_inference_tensor(op, arguments));
   decision.kernels_crossed = route.python_kernels;
-  decision.backend = route.backend;
-  decision.function = route.backend->function();
+  decision.typed = route.typed_body;
+  if (route.typed_body == nullptr) {
+    decision.backend = route.backend;
+    decision.function = route.backend->function();
+  }
+}
+
+// PyTorch's, because of an argument.
+[[gnu::cold]] void leave(const BoundArguments& arguments, Decision& decision) {
+  decision.reason = arguments.failure();
+  decision.argument = arguments.failed_argument();
+  decision.key = arguments.special_key();
 }
 
 void decide_direct(Operator& op,
                    const CallArguments& call,
                    const torch_compat::ThreadState& thread,
-                   BoundArguments& arguments,
+                   CallValues& values,
                    Decision& decision) {
-  if (op.unsupported() != nullptr) [[unlikely]] {
+  const bool typed = op.kernels().takes_typed();
+  if (op.unsupported() != nullptr && !typed) [[unlikely]] {
     decision.reason = Reason::Schema;
     return;
   }
@@ -173,13 +206,22 @@ void decide_direct(Operator& op,
     decision.key = (included - torch_compat::kOrdinaryIncludedKeys).highestPriorityTypeId();
     return;
   }
-  if (!arguments.bind(op.signature(), call)) [[unlikely]] {
-    decision.reason = arguments.failure();
-    decision.argument = arguments.failed_argument();
-    decision.key = arguments.special_key();
+  BoundArguments& arguments = values.bound;
+  if (!(typed ? arguments.place(op.signature(), call) && values.typed.convert(op.signature(), arguments)
+              : arguments.bind(op.signature(), call))) [[unlikely]] {
+    leave(arguments, decision);
     return;
   }
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
+  // Of an operator with C++ kernels, this call runs Python, which sees values as PyTorch would pass them on.
+  if (typed && (decision.function != nullptr || decision.autograd != nullptr)) [[unlikely]] {
+    if (op.unsupported() != nullptr) {
+      decision = {.reason = Reason::Schema};
+    } else if (!arguments.check(op.signature())) {
+      decision = {};
+      leave(arguments, decision);
+    }
+  }
 }
 
 // The reason why the call is not direct stays where it can be boxed.
@@ -211,7 +253,7 @@ void decide_boxed(const Operator& op,
 
 }  // namespace
 
-Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend) {
+Decision decide_by_kernels(Operator& op, c10::DispatchKey backend) {
   Decision decision;
   c10::DispatchKeySet keys;
   if (backend != c10::DispatchKey::Undefined) {
@@ -220,14 +262,14 @@ Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend) {
   }
   Route route;
   lay_route(op, torch_compat::call_key_set(op.entry(), keys, {}, {}), route, decision);
-  decision.path = route.backend == nullptr ? Path::PyTorch : Path::Direct;
+  decision.path = route.complete ? Path::Direct : Path::PyTorch;
   return decision;
 }
 
 Decision decide(Operator& op, const CallArguments& call, const torch_compat::ThreadState& thread, CallValues& values) {
   Decision decision;
   if (!op.kernels().empty() || !op.may_box()) {
-    decide_direct(op, call, thread, values.bound, decision);
+    decide_direct(op, call, thread, values, decision);
   } else {
     decision.reason = Reason::CppKernel;
   }

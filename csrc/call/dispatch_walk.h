@@ -4,6 +4,7 @@
 
 #include "call/arguments.h"
 #include "call/operator.h"
+#include "call/typed_arguments.h"
 #include "observe/reason.h"
 #include "seeded_fault.h"
 #include "torch_compat/dispatch_table.h"
@@ -18,7 +19,8 @@ struct Decision {
   int argument = -1;                                   // the slot that decided, where one did
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // the dispatch key that decided, where one did
   AutogradKernel* autograd = nullptr;                  // of an Autograd call; valid until Python code runs
-  BackendKernel* backend = nullptr;                    // valid until Python code runs
+  BackendKernel* backend = nullptr;                    // of a Python body; valid until Python code runs
+  const DirectKernel* typed = nullptr;                 // the C++ function to run instead; valid as long
   PyObject* function = nullptr;                        // the body, borrowed from `backend`; null: refresh it first
   bool below_autograd = false;                         // the body runs with the autograd keys excluded
   bool bumps_versions = false;                         // mutated arguments get a new version first
@@ -33,6 +35,7 @@ struct CallValues {
   [[gnu::always_inline]] ~CallValues() = default;
 
   BoundArguments bound;
+  TypedArguments typed;                    // for a C++ body
   std::optional<torch::jit::Stack> boxed;  // of a Boxed call
 };
 
@@ -43,7 +46,7 @@ Decision decide(Operator& op, const CallArguments& call, const torch_compat::Thr
 
 // How a call with plain tensors of one backend would go, as far as the kernels decide: Direct or, with the key whose
 // kernel is not known, PyTorch. `backend` is Undefined for calls without tensors.
-Decision decide_by_kernels(const Operator& op, c10::DispatchKey backend);
+Decision decide_by_kernels(Operator& op, c10::DispatchKey backend);
 
 // The key set that the dispatcher would compute for this call.
 inline c10::DispatchKeySet dispatch_keys(const Operator& op,

@@ -72,6 +72,7 @@ int KnownKernel::traverse(visitproc visit, void* arg) const {
 void KnownKernels::clear() {
   // Emptied before the Python objects die: their finalisers may call the operator.
   const auto dying = std::exchange(kernels_, {});
+  takes_typed_ = false;
   ++generation_;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call/dict_watch.h"
+#include "dutyfree/direct_kernel.h"
 #include "py_ref.h"
 #include "torch_compat/dispatch_table.h"
 
@@ -93,7 +94,9 @@ struct KnownKernel {
   // Keeps the functor alive, so that no later kernel can have its address.
   c10::KernelFunction kernel;
   std::shared_ptr<AutogradKernel> autograd;  // for Role::Autograd; null where PyTorch has to record the gradients
-  std::shared_ptr<BackendKernel> backend;    // for Role::Backend
+  std::shared_ptr<BackendKernel> backend;    // for Role::Backend with a Python body
+  // For a kernel of dutyfree/op.h, whose library stays loaded; as long-lived as `kernel`.
+  const DirectKernel* direct = nullptr;
 
   int traverse(visitproc visit, void* arg) const;
 };
@@ -101,8 +104,13 @@ struct KnownKernel {
 // One operator's known kernels. A handful, so a linear search is the fastest. Guarded by the GIL.
 class KnownKernels {
  public:
-  void add(KnownKernel kernel) { kernels_.push_back(std::make_unique<KnownKernel>(std::move(kernel))); }
+  void add(KnownKernel kernel) {
+    takes_typed_ |= kernel.direct != nullptr;
+    kernels_.push_back(std::make_unique<KnownKernel>(std::move(kernel)));
+  }
   bool empty() const { return kernels_.empty(); }
+  // Whether one is C++, so that calls bind their arguments as C++ values.
+  bool takes_typed() const { return takes_typed_; }
   // Forgets them all; every call is PyTorch's from then on. The Python objects they held die here.
   void clear();
   // Changes whenever a kernel is forgotten; pointers into this object are good for as long as it stays the same.
@@ -121,6 +129,7 @@ class KnownKernels {
 
  private:
   std::vector<std::unique_ptr<KnownKernel>> kernels_;
+  bool takes_typed_ = false;
   std::uint64_t generation_ = 0;
 };
 

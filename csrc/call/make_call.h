@@ -26,9 +26,11 @@ namespace dutyfree::call {
 [[gnu::always_inline]] inline PyObject* run_decided(const Operator& op,
                                                     const Decision& decision,
                                                     const torch_compat::ThreadState& thread,
-                                                    BoundArguments& arguments) {
-  const RunningCall call(op, decision, thread, arguments);
-  if (!arguments.settle_defaults(op.signature())) [[unlikely]] {
+                                                    CallValues& values) {
+  const RunningCall call(op, decision, thread, values);
+  // C++ gets every argument, so that only Python needs to be told which ones the caller left to it.
+  if ((call.typed.call == nullptr || call.autograd != nullptr) && !values.bound.settle_defaults(op.signature()))
+      [[unlikely]] {
     return nullptr;
   }
   auto callbacks = torch_compat::operator_callbacks();
@@ -56,7 +58,7 @@ inline bool fits_no_way(const Decision& decision) {
     CallValues values;
     const Decision decision = decide(op, call, thread, values);
     const bool runs_body = decision.path == observe::Path::Direct || decision.path == observe::Path::Autograd;
-    if (runs_body && decision.function == nullptr) [[unlikely]] {
+    if (runs_body && decision.function == nullptr && decision.typed == nullptr) [[unlikely]] {
       const auto backend = decision.backend->shared_from_this();
       if (!backend->refresh()) {
         *result = nullptr;
@@ -66,7 +68,7 @@ inline bool fits_no_way(const Decision& decision) {
     }
     op.counters().count(decision.path, decision.reason);
     if (runs_body) [[likely]] {
-      *result = run_decided(op, decision, thread, values.bound);
+      *result = run_decided(op, decision, thread, values);
       return Outcome::Made;
     }
     if (decision.path == observe::Path::Boxed) {

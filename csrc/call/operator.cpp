@@ -6,7 +6,9 @@
 
 #include <unordered_set>
 
+#include "call/typed_arguments.h"
 #include "torch_compat/definition.h"
+#include "torch_compat/direct_kernel.h"
 #include "torch_compat/dispatch_table.h"
 
 namespace dutyfree::call {
@@ -70,7 +72,8 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
       lost_(torch_compat::definition_lost(handle_)),
       unsupported_(signature_.unsupported()) {
   living().insert(this);
-  if (is_view(schema_)) {
+  returns_view_ = is_view(schema_);
+  if (returns_view_) {
     unsupported_ = "a result is a view of an argument";
   }
   returns_out_ = has_tag(handle_, at::Tag::out);
@@ -85,6 +88,24 @@ Operator::Operator(const c10::OperatorHandle& handle, Signature signature)
       }
     }
   }
+}
+
+void Operator::know_if_direct(const c10::KernelFunction& kernel) {
+  const DirectKernel* direct = torch_compat::direct_kernel(kernel);
+  if (direct == nullptr || returns_view_ || kernels_.find(torch_compat::kernel_identity(kernel)) != nullptr) {
+    return;
+  }
+  KnownKernel::Role role = KnownKernel::Role::ADInplaceOrView;
+  if (direct->role != DirectKernel::Role::ADInplaceOrView) {
+    role = direct->role == DirectKernel::Role::Autograd ? KnownKernel::Role::Autograd : KnownKernel::Role::Backend;
+    if (!takes_typed_arguments(signature_, *direct)) {
+      return;
+    }
+    torch_compat::keep_library(reinterpret_cast<const void*>(direct->call));
+  }
+  KnownKernel known(role, kernel);
+  known.direct = direct;
+  kernels_.add(std::move(known));
 }
 
 Operator::~Operator() { living().erase(this); }

@@ -42,6 +42,8 @@ class Operator {
   // Why no call can be direct, or null.
   const char* unsupported() const { return unsupported_.empty() ? nullptr : unsupported_.c_str(); }
 
+  // Adds a kernel to the known ones if it is one of dutyfree/op.h whose parameters are made here.
+  void know_if_direct(const c10::KernelFunction& kernel);
   KnownKernels& kernels() { return kernels_; }
   const KnownKernels& kernels() const { return kernels_; }
   Route& route() { return route_; }
@@ -62,6 +64,7 @@ class Operator {
   std::string name_;
   bool returns_mutated_ = false;
   bool returns_out_ = false;
+  bool returns_view_ = false;
   bool may_box_ = false;
   bool takes_numbers_as_tensors_ = false;
   std::shared_ptr<const std::atomic<bool>> lost_;

@@ -4,6 +4,7 @@
 
 #include "call/arguments.h"
 #include "call/dispatch_walk.h"
+#include "torch_compat/direct_kernel.h"
 #include "torch_compat/python_kernel.h"
 
 namespace dutyfree::call {
@@ -173,6 +174,21 @@ PyObject* operator_know_backend(PyObject* object, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// know_direct_kernels(): those of dutyfree/op.h that are in force.
+PyObject* operator_know_direct_kernels(PyObject* object, PyObject*) {
+  HANDLE_TH_ERRORS
+  Operator& op = operator_of(object);
+  for (auto key = static_cast<std::uint16_t>(c10::DispatchKey::Undefined);
+       key <= static_cast<std::uint16_t>(c10::DispatchKey::EndOfAliasKeys); ++key) {
+    const auto dispatch_key = static_cast<c10::DispatchKey>(key);
+    if (op.entry().hasKernelForDispatchKey(dispatch_key)) {
+      op.know_if_direct(op.entry().kernelForDispatchKey(dispatch_key));
+    }
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* operator_allow_boxing(PyObject* object, PyObject*) {
   operator_of(object).allow_boxing();
   Py_RETURN_NONE;
@@ -263,6 +279,7 @@ PyMethodDef operator_methods[] = {
     {"know_version_bump", operator_know_version_bump, METH_VARARGS, "Its version bump stands under a key now."},
     {"know_backend", operator_know_backend, METH_VARARGS, "Its kernel that runs the body stands under a key now."},
     {"know_body", operator_know_body, METH_VARARGS, "A kernel that is a Python function stands under a key now."},
+    {"know_direct_kernels", operator_know_direct_kernels, METH_NOARGS, "The C++ kernels with a direct entry."},
     {"knows", operator_knows, METH_VARARGS, "Whether the kernel under a key is known."},
     {"registered_kernels", operator_registered_kernels, METH_NOARGS,
      "The kernels in force: [(key, Python function or None, with_keyset, is a Python kernel)]."},
@@ -310,6 +327,25 @@ PyObject* confirm_python_kernels(PyObject*, PyObject* args) {
                                                               registered_kernel(op, keyed_key), keyed)
                              ? 1
                              : 0);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* direct_operators(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyRef found = PyRef::steal(PyList_New(0));
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    if (!handle.has_value()) {
+      continue;
+    }
+    for (const std::string& file : torch_compat::libraries_of(*handle)) {
+      const PyRef item = PyRef::steal(Py_BuildValue("(ss)", c10::toString(name).c_str(), file.c_str()));
+      if (!item || PyList_Append(found.get(), item.get()) < 0) {
+        return nullptr;
+      }
+    }
+  }
+  return found.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -21,7 +21,7 @@ class Route {
   };
 
   bool serves(c10::DispatchKeySet keys, std::uint64_t generation) const {
-    return backend != nullptr && keys_ == keys && generation_ == generation;
+    return complete && keys_ == keys && generation_ == generation;
   }
   // Whether the table still holds the kernels that the route was laid over.
   bool stands(const c10::impl::OperatorEntry& entry) const {
@@ -45,9 +45,12 @@ class Route {
   bool below_autograd = false;
   bool crosses_fallback = false;  // PyTorch's own autograd kernel, which passes calls on that need no gradient
   bool bumps_versions = false;
+  bool complete = false;  // ends in a body
   int python_kernels = 0;
-  AutogradKernel* autograd = nullptr;  // null: PyTorch has to record the gradients
-  BackendKernel* backend = nullptr;    // null: the route does not end in a body
+  AutogradKernel* autograd = nullptr;            // null: PyTorch has to record the gradients,
+  const DirectKernel* typed_autograd = nullptr;  // or this C++ function runs where one is due
+  BackendKernel* backend = nullptr;              // a Python body,
+  const DirectKernel* typed_body = nullptr;      // or a C++ one
 
  private:
   c10::DispatchKeySet keys_;

@@ -11,17 +11,33 @@ namespace dutyfree::call {
 // decision on: whatever lets another thread or Python code in (an observer, the body) may register another kernel or
 // redefine the operator, and the decision's pointers die with that.
 struct RunningCall {
+  // The entry of a C++ kernel, and the arguments that it takes.
+  struct TypedBody {
+    TypedBody() = default;
+    TypedBody(const DirectKernel& kernel, TypedArguments& arguments)
+        : call(kernel.call),
+          arguments(&arguments),
+          tensor_results(kernel.tensor_results),
+          releases_gil(kernel.releases_gil) {}
+
+    DirectKernel::Call* call = nullptr;  // null: the body is Python
+    TypedArguments* arguments = nullptr;
+    int tensor_results = 0;
+    bool releases_gil = false;
+  };
+
   [[gnu::always_inline]] RunningCall(const Operator& op,
                                      const Decision& decision,
                                      const torch_compat::ThreadState& thread,
-                                     BoundArguments& arguments)
+                                     CallValues& values)
       : op(op),
         decision(decision),
         thread(thread),
-        arguments(arguments),
+        arguments(values.bound),
         function(PyRef::borrow(decision.function)),
-        judge(PyRef::borrow(decision.backend->judge())),
-        disables_dynamo(decision.backend->disables_dynamo()),
+        judge(PyRef::borrow(decision.backend == nullptr ? nullptr : decision.backend->judge())),
+        disables_dynamo(decision.backend != nullptr && decision.backend->disables_dynamo()),
+        typed(decision.typed == nullptr ? TypedBody() : TypedBody(*decision.typed, values.typed)),
         autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
   RunningCall(const RunningCall&) = delete;
   RunningCall& operator=(const RunningCall&) = delete;
@@ -31,9 +47,10 @@ struct RunningCall {
   const Decision& decision;
   const torch_compat::ThreadState& thread;
   BoundArguments& arguments;
-  const PyRef function;                            // the body
+  const PyRef function;                            // a Python body
   const PyRef judge;                               // see BackendKernel::judge
   const bool disables_dynamo;                      // the body runs with Dynamo turned off
+  const TypedBody typed;                           // a C++ body
   const std::shared_ptr<AutogradKernel> autograd;  // of an Autograd call
 };
 

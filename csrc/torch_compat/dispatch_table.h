@@ -90,8 +90,12 @@ inline KernelIdentity kernel_identity(const c10::KernelFunction& kernel) {
 // an error.
 inline int table_index(c10::DispatchKeySet keys) { return keys.getDispatchTableIndexForDispatchKeySet(); }
 
+inline const c10::KernelFunction& kernel_at(const c10::impl::OperatorEntry& entry, int index) {
+  return dispatch_table(entry)[static_cast<std::size_t>(index)];
+}
+
 inline KernelIdentity identity_at(const c10::impl::OperatorEntry& entry, int index) {
-  return kernel_identity(dispatch_table(entry)[static_cast<std::size_t>(index)]);
+  return kernel_identity(kernel_at(entry, index));
 }
 
 // The dispatcher's key set of a call: `raw` is the union of the key sets of the tensor arguments.

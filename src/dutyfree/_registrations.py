@@ -57,10 +57,12 @@ def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tup
 
 
 def learn(operator: _core.Operator) -> list[str]:
-    """Tell the core what the Python kernels do that are in force for an operator that someone else registered.
+    """Tell the core what the kernels do that are in force for an operator that someone else registered: the Python ones,
+    and the C++ ones with a direct entry.
 
     Returns the dispatch keys with a Python kernel that can't be read.
     """
+    operator.know_direct_kernels()
     kernels_are_readable()
     unread = []
     for key, function, with_keyset, is_python in operator.registered_kernels():
