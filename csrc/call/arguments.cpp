@@ -128,19 +128,8 @@ bool BoundArguments::place_keyword(const Signature& signature, std::size_t first
   return fail(Reason::ArgumentName);
 }
 
-bool BoundArguments::check_tensor(const ValueType& type, PyObject* value) {
-  if (torch_compat::is_exact_tensor(value)) [[likely]] {
-    const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
-    const c10::DispatchKeySet keys = tensor.key_set();
-    every_key_ = every_key_ | keys;
-    if (!type.list || !type.optional) [[likely]] {
-      keys_ = keys_ | keys;
-    }
-    may_require_grad_ |= torch_compat::has_autograd_state(tensor) && !(seeded(Fault::ListGradientIgnored) && type.list);
-    return true;
-  }
-  const bool subclass = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
-  return fail(subclass ? Reason::TensorSubclass : Reason::ArgumentType);
+bool BoundArguments::fail_for(PyObject* no_tensor) {
+  return fail(torch_compat::is_tensor(no_tensor) ? Reason::TensorSubclass : Reason::ArgumentType);
 }
 
 bool BoundArguments::check(const Signature& signature) {

@@ -61,7 +61,19 @@ class BoundArguments {
   bool placed() const { return placed_; }
 
   // For whoever converts placed values: a tensor's keys are gathered, or it is none that the direct path takes.
-  bool check_tensor(const ValueType& type, PyObject* value);
+  [[gnu::always_inline]] bool check_tensor(const ValueType& type, PyObject* value) {
+    if (!torch_compat::is_exact_tensor(value)) [[unlikely]] {
+      return fail_for(value);
+    }
+    const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
+    const c10::DispatchKeySet keys = tensor.key_set();
+    every_key_ = every_key_ | keys;
+    if (!type.list || !type.optional) [[likely]] {
+      keys_ = keys_ | keys;
+    }
+    may_require_grad_ |= torch_compat::has_autograd_state(tensor) && !(seeded(Fault::ListGradientIgnored) && type.list);
+    return true;
+  }
   // Whether all tensors are plain ones.
   bool check_keys() { return torch_compat::has_plain_keys(every_key_) || fail(observe::Reason::TensorKey); }
   // Returns false.
@@ -118,6 +130,7 @@ class BoundArguments {
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
   bool drop_and_fill_defaults(const Signature& signature);
   void release_owned();
+  [[gnu::cold]] bool fail_for(PyObject* no_tensor);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
   void set_owned(std::size_t slot, PyObject* value);
   // PyObject_Vectorcall without its call into libpython: a body is nearly always a function, which has a vectorcall.
