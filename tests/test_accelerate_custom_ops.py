@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import Library
@@ -956,3 +957,74 @@ def test_an_operator_whose_library_is_overridden_before_it_is_accelerated() -> N
         library._destroy()
     gives(twins, [2.0, 2.0], None)
     check(twins, ones_with_grad, AUTOGRAD)
+
+
+# triton_op
+
+
+def triton_twins(body: Callable[..., Any]) -> Twins:
+    return registered_twice(lambda namespace: torch.library.triton_op(f"{namespace}::op", body, mutates_args=()))
+
+
+def test_a_triton_op_is_direct_too() -> None:
+    def scaled(x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+    twins = triton_twins(scaled)
+    gives(twins, [2.0, 2.0])
+    check(twins, lambda: call(torch.ones(2), factor=3))
+    check(twins, ones_with_grad, AUTOGRAD)
+    refused(check(triton_twins(returns_its_input), ones))
+    twins.each(lambda side: side.op.register_autograd(lambda ctx, gradient: (gradient * 5, None)))
+
+    def gradient(side: Side) -> Any:
+        x = torch.ones(2, requires_grad=True)
+        side.op(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    with took(twins.accelerated, AUTOGRAD):
+        assert both(twins, gradient) == [5.0, 5.0]
+
+
+def returns_its_input(x: Tensor) -> Tensor:
+    return x
+
+
+def test_a_triton_op_is_traced_through_where_pytorch_traces_through_it() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    twins = triton_twins(scaled)
+
+    def compiled(side: Side) -> Any:
+        graphs: list[str] = []
+
+        def backend(module: Any, inputs: Any) -> Any:
+            graphs.append(side.text(module.code))
+            return module
+
+        torch._dynamo.reset()
+        for compiler in (backend, aot_autograd(fw_compiler=backend)):
+            function = torch.compile(lambda x: side.op(x) + 1, fullgraph=True, backend=compiler)
+            assert function(torch.ones(2)).tolist() == [3.0, 3.0]
+        return graphs
+
+    first, second = both(twins, compiled)
+    assert "torch.ops.NAMESPACE.op" in first
+    assert "torch.ops.aten.mul" in second
+    assert "NAMESPACE" not in second
+
+    def traced(side: Side) -> Any:
+        return [
+            side.text(make_fx(side.op, tracing_mode=mode)(torch.ones(2)).code) for mode in ("real", "fake", "symbolic")
+        ]
+
+    both(twins, traced)
+
+    def faked(side: Side) -> Any:
+        with FakeTensorMode() as mode:
+            result = side.op(mode.from_tensor(torch.ones(2)))
+        return type(result).__name__, tuple(result.shape)
+
+    assert both(twins, faked) == ("FakeTensor", (2,))

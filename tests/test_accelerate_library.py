@@ -113,6 +113,16 @@ def test_the_modes_of_the_autograd_fallback(fallback_mode: Callable[[str], None]
     both(twins, gradient)
 
 
+def test_the_mode_of_the_autograd_fallback_is_that_of_the_call(fallback_mode: Callable[[str], None]) -> None:
+    twins = library_twins("(Tensor x) -> Tensor", lambda x: torch.full((2,), 3.0))
+    # PyTorch 2.13 has the third mode, "error", by name only: to set it raises.
+    for mode in ("warn", "nothing", "warn", "nothing"):
+        fallback_mode(mode)
+        outcome = check(twins, ones_with_grad, DIRECT if mode == "nothing" else BOXED_FOR_GRADIENT)
+        assert outcome.value["requires grad"] is (mode == "warn")
+        check(twins, ones)
+
+
 class _no_warning:
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: object) -> None: ...
@@ -642,7 +652,7 @@ def test_the_operator_is_defined_again_after_its_library_is_gone() -> None:
     both(twins, lambda side: kept[side.namespace][0](torch.ones(2)).tolist())
 
 
-def test_a_python_kernel_over_an_aten_operator() -> None:
+def test_a_python_kernel_under_the_autograd_of_an_aten_operator_is_boxed() -> None:
     name = "aten::logaddexp2"
     x = torch.ones(2)
     expected = torch.logaddexp2(x, x).tolist()
@@ -652,17 +662,39 @@ def test_a_python_kernel_over_an_aten_operator() -> None:
     library = Library("aten", "IMPL")
     library.impl("logaddexp2", lambda x, y: x * 7, "CPU", allow_override=True)
     try:
-        before = dict(dutyfree.stats()[name].calls)
+        plan = dutyfree.explain(overload, x, x)
+        assert (plan.path, plan.code) == BOXED_FOR_KERNEL
+        dutyfree.reset_stats()
         assert overload(x, x).tolist() == [7.0, 7.0]
         assert torch.ops.aten.logaddexp2(x, x).tolist() == [7.0, 7.0]
+        assert dutyfree.stats()[name].calls["boxed"] == 2
         assert torch.logaddexp2(x, x).tolist() == [7.0, 7.0]
-        y = x.clone().requires_grad_()
-        assert overload(y, x).tolist() == [7.0, 7.0]
-        assert dutyfree.explain(overload, x, x).path == "direct" or dutyfree.stats()[name].calls != before
+        assert overload(x.clone().requires_grad_(), x).requires_grad
     finally:
         library._destroy()
     assert overload(x, x).tolist() == expected
     assert overload(x.clone().requires_grad_(), x).requires_grad
+
+
+def test_a_python_kernel_in_place_of_a_cpp_one_without_autograd_is_direct() -> None:
+    name = "quantization::_FloatToBfloat16Quantized"
+    x = torch.ones(1, 2)
+    overload: Any = torch.ops.quantization._FloatToBfloat16Quantized.default
+    expected = overload(x).tolist()
+    assert dutyfree.accelerate(name)[name].path == "boxed"
+    assert overload(x).tolist() == expected
+    library = Library("quantization", "IMPL")
+    library.impl("_FloatToBfloat16Quantized", lambda x: x * 7, "CPU", allow_override=True)
+    try:
+        assert dutyfree.accelerate(name)[name].path == "direct"
+        dutyfree.reset_stats()
+        assert overload(x).tolist() == [[7.0, 7.0]]
+        assert torch.ops.quantization._FloatToBfloat16Quantized(x).tolist() == [[7.0, 7.0]]
+        assert dutyfree.stats()[name].calls["direct"] == 2
+    finally:
+        library._destroy()
+    assert overload(x).tolist() == expected
+    assert dutyfree.explain(overload, x).path == "boxed"
 
 
 def test_an_autocast_rule_that_is_registered_later() -> None:
