@@ -19,6 +19,7 @@ import dutyfree
 from accelerated import restored
 from boxed_alike import aten, grad, numbered, operator, t, took
 from dutyfree.check.outcome import Arguments, call
+from isolated import run_isolated
 
 __all__ = ["restored"]  # a fixture for every test here
 
@@ -84,8 +85,13 @@ def test_threads_call_boxed_operators_at_once() -> None:
 
 
 def test_accelerate_and_restore_while_other_threads_call() -> None:
+    assert run_isolated(accelerate_beside_calls).split() == ["done"]
+
+
+def accelerate_beside_calls() -> None:
     failures: list[Any] = []
     done = threading.Event()
+    originals = [op._op for op in (aten.cat, aten.cat.default, aten.add, aten.add.Tensor)]
 
     def work() -> None:
         try:
@@ -95,10 +101,11 @@ def test_accelerate_and_restore_while_other_threads_call() -> None:
         except BaseException as error:
             failures.append(error)
 
+    sys.setswitchinterval(1e-6)
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(40):
+    for _ in range(100):
         for op in (aten.cat, aten.add):
             dutyfree.accelerate(op)
         dutyfree.restore()
@@ -106,6 +113,41 @@ def test_accelerate_and_restore_while_other_threads_call() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+    dutyfree.restore()
+    assert [op._op for op in (aten.cat, aten.cat.default, aten.add, aten.add.Tensor)] == originals
+    print("done")
+
+
+def test_first_calls_from_several_threads_put_one_callable_in_front() -> None:
+    assert run_isolated(first_calls_at_once).split() == ["done"]
+
+
+def first_calls_at_once() -> None:
+    sys.setswitchinterval(1e-6)
+    x = t(2)
+    for round_ in range(300):
+        namespace = f"first_calls_{round_}"
+        library = torch.library.Library(namespace, "FRAGMENT")
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", torch.clone, "CPU")
+        dutyfree.accelerate(namespace)
+        op = getattr(torch.ops, namespace).op.default
+        plain = op._op
+        start = threading.Barrier(6)
+
+        def work(op: Any = op, start: Any = start) -> None:
+            start.wait()
+            op(x)
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert op._op.pytorch is plain
+        dutyfree.restore()
+        assert op._op is plain
+    print("done")
 
 
 def resident() -> int:
