@@ -1,14 +1,16 @@
 """What a C++ kernel throws out of a boxed call is the Python exception that PyTorch's own binding makes of it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import dutyfree
+from accelerated import restored
 from isolated import run_isolated
 from test_cpp import load
+
+__all__ = ["restored"]  # a fixture for every test here
 
 # What PyTorch 2.13 raises; of the standard library's exceptions, pybind11 decides.
 RAISED = {
@@ -30,10 +32,9 @@ RAISED = {
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def loaded() -> None:
+    """The operator is in the module of the C++ tests."""
     load()
-    yield
-    dutyfree.restore()
 
 
 def raised(spelled: Any, exception: str) -> BaseException:

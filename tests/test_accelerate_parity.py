@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 FILES = {
-    "arguments": ("arguments", "argument_defaults", "bad_arguments", "factories", "validation"),
-    "results": ("results", "aliasing", "inplace_and_out", "versions"),
-    "tensors_and_modes": ("tensor_kinds", "modes", "autocast", "dtensor"),
-    "registrations": ("later_registrations", "threads", "tracing", "torchscript"),
-    "autograd": ("autograd", "gradients", "gradients_nodes", "gradients_results", "gradients_of_lists"),
-    "backward": (
-        "gradients_backward",
-        "gradients_checkpointed",
-        "gradients_compiled",
-        "gradients_profiled",
-        "gradients_tensors_and_modes",
+    "arguments_and_results": (
+        *("arguments", "argument_defaults", "bad_arguments", "factories", "validation"),
+        *("results", "aliasing", "inplace_and_out", "versions"),
     ),
-    "functorch": ("functorch", "gradients_functorch"),
+    "modes_and_registrations": (
+        *("tensor_kinds", "modes", "autocast", "dtensor"),
+        *("later_registrations", "threads", "tracing", "torchscript"),
+    ),
+    "gradients": (
+        *("autograd", "gradients", "gradients_nodes", "gradients_results", "gradients_of_lists"),
+        *("gradients_backward", "gradients_checkpointed", "gradients_compiled", "gradients_profiled"),
+        *("gradients_tensors_and_modes", "functorch", "gradients_functorch"),
+    ),
 }
 
 # What fast_custom_op does better than custom_op, and accelerate leaves as it is: TorchScript of the object, and
@@ -46,6 +46,13 @@ OTHERWISE = (
     "test_another_autograd_kernel_takes_over_at_once",
 )
 
+# Their processes of their own don't have the plugin; what they say is said of ``fast_custom_op`` again.
+ELSEWHERE = (
+    "test_too_many_outputs_raise",
+    "test_near_the_recursion_limit_it_is_a_recursion_error",
+    "test_kernels_may_be_forgotten_while_an_observed_call_has_let_the_gil_go",
+)
+
 
 @pytest.mark.parametrize("subject", FILES)
 def test_accelerated_operators_pass_the_tests_of_fast_custom_op(subject: str) -> None:
@@ -53,7 +60,7 @@ def test_accelerated_operators_pass_the_tests_of_fast_custom_op(subject: str) ->
     arguments = ["-q", "-p", "accelerate_instead", "-p", "no:cacheprovider", "-p", "no:warnings", "--tb=short"]
     paths = [str(folder / f"test_{name}.py") for name in FILES[subject]]
     finished = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, *paths, "-k", f"not ({' or '.join(OTHERWISE)})"],
+        [sys.executable, "-m", "pytest", *arguments, *paths, "-k", f"not ({' or '.join(OTHERWISE + ELSEWHERE)})"],
         cwd=folder.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
@@ -64,4 +71,4 @@ def test_accelerated_operators_pass_the_tests_of_fast_custom_op(subject: str) ->
     assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
     passed = re.search(r"(\d+) passed", finished.stdout)
     assert passed is not None
-    assert int(passed[1]) > 10, finished.stdout
+    assert int(passed[1]) > 100, finished.stdout

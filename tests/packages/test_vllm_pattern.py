@@ -96,7 +96,8 @@ def test_decoding_gives_the_same_logits(target: Any) -> None:
     }
 
 
-# On one rank sum_parts returns its argument, which compiled code warns of; where the variable CI is set, PyTorch raises instead.
+# On one rank sum_parts returns its argument, which compiled code warns of; where the variable CI is set, PyTorch raises
+# instead.
 @pytest.mark.filterwarnings("ignore:vllm_pattern..sum_parts")
 @torch._functorch.config.patch(error_on_custom_op_aliasing=False)
 def test_a_compiled_decoder_gives_the_same_logits() -> None:
