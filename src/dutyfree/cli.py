@@ -18,6 +18,14 @@ class Benchmark(str, enum.Enum):
     accelerated = "accelerated"
 
 
+class ComparedSide(str, enum.Enum):
+    """What ``check --fuzz`` compares with custom_op."""
+
+    fast = "fast"
+    accelerated = "accelerated"
+    both = "both"
+
+
 @app.callback()
 def main() -> None:
     """Custom operators for PyTorch without the dispatcher tax."""
@@ -104,6 +112,10 @@ def check(
     ] = False,
     cases: Annotated[int, typer.Option(min=1, help="Calls and later registrations to compare.")] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed makes the same cases.")] = 0,
+    side: Annotated[
+        ComparedSide,
+        typer.Option(help="What is compared: operators of fast_custom_op, or of custom_op after dutyfree.accelerate."),
+    ] = ComparedSide.both,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Where the script of a difference goes, and of a crash.", file_okay=False)
@@ -118,6 +130,7 @@ def check(
     # A crash of the process says where; the profiler says nothing.
     faulthandler.enable()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from dutyfree.check.fuzz.compare import SIDES
     from dutyfree.check.fuzz.report import Report
     from dutyfree.check.fuzz.run import run_fuzz
 
@@ -127,7 +140,8 @@ def check(
         if console.is_terminal:
             console.print(f"{report.cases:,} cases, {report.seconds:.0f} s", end="\x1b[K\r")
 
-    report, failure = run_fuzz(cases, seed, seconds=seconds, save=save, progress=progress)
+    sides = SIDES if side is ComparedSide.both else (side.value,)
+    report, failure = run_fuzz(cases, seed, sides=sides, seconds=seconds, save=save, progress=progress)
     report.print(console)
     if failure is not None:
         console.print(failure.text, markup=False, highlight=False)

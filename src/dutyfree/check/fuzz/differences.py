@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dutyfree.check.fuzz.calls import Call, Later
-from dutyfree.check.fuzz.sides import Compared, compare
+from dutyfree.check.fuzz.compare import Compared, compare
 from dutyfree.check.fuzz.source import Case
 from dutyfree.check.fuzz.transforms import BY_AUTOGRAD, DIFFERENTIATING
 
@@ -40,7 +40,7 @@ def plain_name_as_mutates_args(observed: Observed) -> bool:
         and raised[0] == "ValueError"
         and raised[1].startswith(("mutates_args must either be a sequence", "Attempted to create a custom op with"))
         # What comes after it in the definition may raise.
-        and "mutates_args" not in observed.compared.fast.get("step raised", ("", ""))[1]
+        and "mutates_args" not in observed.compared.ours.get("step raised", ("", ""))[1]
     )
 
 
@@ -57,7 +57,7 @@ def argument_named_self(observed: Observed) -> bool:
         and observed.step.spelling == "object"
         and "self" in dict(observed.step.kwargs)
         and by_python(observed.compared.reference.get("raised"))
-        and not by_python(observed.compared.fast.get("raised"))
+        and not by_python(observed.compared.ours.get("raised"))
     )
 
 
@@ -75,14 +75,14 @@ def differentiating_transform_with_a_formula(observed: Observed) -> bool:
         isinstance(observed.step, Call)
         and observed.step.transform in DIFFERENTIATING
         and refused(observed.compared.reference.get("raised"))
-        and not refused(observed.compared.fast.get("raised"))
+        and not refused(observed.compared.ours.get("raised"))
         and not _wrong_gradient(observed, observed.step)
     )
 
 
 def _wrong_gradient(observed: Observed, step: Call) -> bool:
     """Whether a transform gave another gradient than ``torch.autograd`` gives with the reference."""
-    operator, fast = observed.case.operator, observed.compared.fast
+    operator, fast = observed.case.operator, observed.compared.ours
     # Other bodies, formulas and states mean something else below a transform than on the tape.
     if (
         step.transform not in BY_AUTOGRAD
@@ -108,7 +108,7 @@ def _numbers(value: Any) -> Any:
 
 def thread_state_after_an_error(observed: Observed) -> bool:
     """The thread's dispatch keys after a result was refused: the reference leaves autograd's keys excluded."""
-    reference, fast = observed.compared.reference, observed.compared.fast
+    reference, fast = observed.compared.reference, observed.compared.ours
     return (
         isinstance(observed.step, Call)
         and reference.get("raised") is not None
@@ -128,14 +128,16 @@ def _autograd_is_excluded(before: dict[str, Any], after: dict[str, Any]) -> bool
     return {**before, "excluded": after["excluded"]} == after and all("Autograd" in key for key in were ^ are)
 
 
-RULES: tuple[Rule, ...] = (
+# What registration, the object and its formula do better; accelerate leaves those as they are.
+OF_FAST_CUSTOM_OP: tuple[Rule, ...] = (
     plain_name_as_mutates_args,
     argument_named_self,
     differentiating_transform_with_a_formula,
-    thread_state_after_an_error,
 )
+RULES: tuple[Rule, ...] = (*OF_FAST_CUSTOM_OP, thread_state_after_an_error)
 
 
 def documented(observed: Observed) -> str | None:
     """The name of the rule whose difference this is; None where it is none that is documented."""
-    return next((rule.__name__ for rule in RULES if rule(observed)), None)
+    rules = RULES if observed.case.side == "fast" else [rule for rule in RULES if rule not in OF_FAST_CUSTOM_OP]
+    return next((rule.__name__ for rule in rules if rule(observed)), None)

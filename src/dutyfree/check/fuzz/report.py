@@ -1,6 +1,6 @@
 """What a run did, as counts: a run that hardly took the direct path has proved nothing."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +16,8 @@ class Report:
         cases: Steps compared: calls and later registrations.
         calls: The calls among them.
         operators: Operators made, and different ones among them by their definition's source.
-        paths: Calls of the fast operator by path, as its own counters count them.
+        sides: Cases by what was compared with custom_op.
+        paths: Calls of dutyfree's operator by its side and by path, as its own counters count them.
         reasons: Those that left the direct path, by reason.
         labels: Calls by what was special about them: "state: …", "tensor: …", "type: …", …
         documented: Documented differences, by rule.
@@ -27,15 +28,16 @@ class Report:
     operators: int = 0
     raised: int = 0
     definitions: set[int] = field(default_factory=set)
-    paths: Counter[str] = field(default_factory=Counter)
+    sides: Counter[str] = field(default_factory=Counter)
+    paths: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     reasons: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     documented: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
-    def share(self, path: str) -> float:
-        """The share of a path among the calls that were counted."""
-        return self.paths[path] / max(1, sum(self.paths.values()))
+    def share(self, side: str, path: str) -> float:
+        """The share of a path among the calls of a side that were counted."""
+        return self.paths[side][path] / max(1, self.paths[side].total())
 
     def group(self, name: str) -> dict[str, int]:
         """The labels that begin with ``name``, most frequent first."""
@@ -58,9 +60,10 @@ class Report:
         console.print(table)
 
     def _rows(self) -> Iterator[tuple[str, dict[str, int]]]:
-        total = max(1, sum(self.paths.values()))
-        yield "paths", dict(self.paths.most_common())
-        yield "paths, %", {path: round(100 * count / total) for path, count in self.paths.most_common()}
+        yield "cases by side", dict(self.sides.most_common())
+        for side, paths in sorted(self.paths.items()):
+            yield f"{side}: paths", dict(paths.most_common())
+            yield f"{side}: paths, %", {path: round(100 * self.share(side, path)) for path, _ in paths.most_common()}
         yield "reasons", dict(self.reasons.most_common())
         for name in ("state", "transform", "later", "tensor", "mood", "wrong", "spelling", "backward", "formula"):
             yield name, self.group(name)

@@ -18,11 +18,11 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.utils.flop_counter import FlopCounterMode
 
 from dutyfree.check.fuzz.calls import STEP_COUNTS, Call, drawn_steps
+from dutyfree.check.fuzz.compare import SIDES, Compared, compare, differences
 from dutyfree.check.fuzz.differences import Observed, documented
 from dutyfree.check.fuzz.draw import Draw, Drawn
 from dutyfree.check.fuzz.operators import drawn_operator
 from dutyfree.check.fuzz.report import Report
-from dutyfree.check.fuzz.sides import Compared, compare, differences
 from dutyfree.check.fuzz.source import Case
 
 # Examples that one run of Hypothesis draws. It remembers all of them, so that more would cost memory and time.
@@ -40,7 +40,7 @@ class Difference(AssertionError):
     def text(self) -> str:
         """Where the sides differ."""
         where = "the definition" if self.compared.number < 0 else f"step_{self.compared.number}"
-        lines = differences(self.compared.reference, self.compared.fast)
+        lines = differences(self.compared.reference, self.compared.ours)
         return "\n".join([f"{where} differs from torch.library.custom_op:", *lines])
 
 
@@ -58,9 +58,10 @@ class Failure:
         return self.case.source(f"Found by `dutyfree check --fuzz --seed {self.seed}`.")
 
 
-def drawn_case(draw: Draw) -> Case:
+def drawn_case(draw: Draw, sides: tuple[str, ...]) -> Case:
+    side = draw(sides)
     operator = drawn_operator(draw)
-    return Case(operator, drawn_steps(draw, operator, draw(STEP_COUNTS)))
+    return Case(operator, drawn_steps(draw, operator, draw(STEP_COUNTS)), side)
 
 
 @contextlib.contextmanager
@@ -94,11 +95,10 @@ def check_case(case: Case, report: Report) -> None:
     Raises:
         Difference: One that is not documented.
     """
-    define, steps = case.load()
     report.operators += 1
     report.definitions.add(hash(case.operator))
     report.labels[f"formula: {case.operator.formula}"] += 1
-    with contextlib.closing(compare(define, steps)) as comparing:
+    with contextlib.closing(compare(*case.load())) as comparing:
         for compared in comparing:
             _count(report, case, compared)
             if not compared.same:
@@ -111,6 +111,7 @@ def check_case(case: Case, report: Report) -> None:
 
 def _count(report: Report, case: Case, compared: Compared) -> None:
     report.cases += 1
+    report.sides[case.side] += 1
     if compared.number < 0:
         return
     step = case.steps[compared.number]
@@ -118,9 +119,9 @@ def _count(report: Report, case: Case, compared: Compared) -> None:
     if not isinstance(step, Call):
         return
     report.calls += 1
-    report.raised += compared.fast.get("raised") is not None
+    report.raised += compared.ours.get("raised") is not None
     for before, after in compared.ways:
-        for counter, old, new in zip((report.paths, report.reasons), before, after, strict=True):
+        for counter, old, new in zip((report.paths[case.side], report.reasons), before, after, strict=True):
             for name, count in new.items():
                 if count > old.get(name, 0):
                     counter[name] += count - old.get(name, 0)
@@ -130,6 +131,7 @@ def run_fuzz(
     count: int,
     seed: int = 0,
     *,
+    sides: tuple[str, ...] = SIDES,
     seconds: float | None = None,
     save: Path | None = None,
     shrink: bool = True,
@@ -140,6 +142,7 @@ def run_fuzz(
     Args:
         count: Cases, that is calls and later registrations.
         seed: The same seed draws the same cases, with the same versions of Hypothesis and dutyfree.
+        sides: What is compared with custom_op; each case draws one.
         seconds: Start nothing new after this time.
         save: A folder for the script of a difference. What runs is written there as ``running_<process>.py`` before it
             runs, so that a crash of the process leaves its script behind.
@@ -160,7 +163,7 @@ def run_fuzz(
             left = count - report.cases
             if left <= 0 or _is_over(until) or failure is not None:
                 break
-            failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), running, shrink, until)
+            failure = _run_batch(report, seed, batch, min(BATCH, -(-left // 8)), sides, running, shrink, until)
             report.seconds = time.monotonic() - started
             keep_apart()
             progress(report)
@@ -192,7 +195,14 @@ def _is_over(until: float | None) -> bool:
 
 
 def _run_batch(
-    report: Report, seed: int, batch: int, examples: int, running: Path | None, shrink: bool, until: float | None
+    report: Report,
+    seed: int,
+    batch: int,
+    examples: int,
+    sides: tuple[str, ...],
+    running: Path | None,
+    shrink: bool,
+    until: float | None,
 ) -> Failure | None:
     found: list[Difference] = []
 
@@ -207,7 +217,7 @@ def _run_batch(
         # A case is a whole operator with up to 28 calls: large, and slow beside what Hypothesis expects.
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(Drawn(drawn_case))
+    @hypothesis.given(Drawn(lambda draw: drawn_case(draw, sides)))
     def check(case: Case) -> None:
         if not found and _is_over(until):
             return  # what is drawn after the time is up costs little

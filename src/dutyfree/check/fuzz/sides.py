@@ -1,18 +1,14 @@
-"""Runs a case's source on both sides, step by step, and says where they differ.
+"""One side of a case: an operator, what the source of the case does to it, and what happened.
 
 A step is one call with everything around it, or one later registration. What happened in it is a dict of plain values,
-so that one ``==`` compares the two sides.
+so that one ``==`` compares two sides.
 """
 
 import contextlib
 import functools
-import gc
-import itertools
 import re
-import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -31,8 +27,14 @@ Step = Callable[["FuzzSide"], None]
 Happened = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_numbers = itertools.count()
 _FRAMES = re.compile(r"Traceback of forward call that caused the error:.*|\nAt:\n(  [^\n]*\n)*", re.DOTALL)
+
+
+def accelerated_custom_op(name: str, body: Callable[..., Any], **options: Any) -> Any:
+    """An operator of torch.library.custom_op that is accelerated before anything else is registered for it."""
+    definition = torch.library.custom_op(name, body, **options)
+    dutyfree.accelerate(definition)
+    return definition
 
 
 class FuzzSide(Side):
@@ -228,6 +230,11 @@ class FuzzSide(Side):
         self.begin()
         definitions = [*self.replaced, self.op]
         self.replaced.clear()
+        fronts = [front for front in map(_front.front_of, definitions) if front is not None]
+        for front in fronts:
+            front.forget()  # the kernels that it knows hold the definition, and the definition holds it
+        if any(front.boxes for front in fronts):
+            dutyfree.restore(self.qualname)  # it is accelerated
         library: Any = custom_ops.OPDEF_TO_LIB.pop(self.qualname, None)
         if library is not None:
             library._destroy()
@@ -235,9 +242,6 @@ class FuzzSide(Side):
         simple_registry.singleton._data.pop(self.qualname, None)
         self.op = None  # type: ignore[assignment]
         for definition in filter(None, definitions):
-            front = _front.front_of(definition)
-            if front is not None:
-                front.forget()  # the kernels that it knows hold the definition, and the definition holds it
             vars(definition).clear()
         custom_ops.OPDEFS.pop(self.qualname, None)
         vars(torch.ops).pop(self.namespace, None)
@@ -273,126 +277,3 @@ def _differentiate(outputs: list[Tensor], inputs: list[Tensor], how: str) -> Any
         return first
     second = torch.autograd.grad(again, inputs, [torch.ones_like(tensor) for tensor in again], allow_unused=True)
     return first, second
-
-
-@dataclass
-class Compared:
-    """One step on both sides."""
-
-    number: int
-    reference: Happened
-    fast: Happened
-    ways: list[Any] = field(default_factory=list)
-
-    @property
-    def same(self) -> bool:
-        return self.reference == self.fast
-
-
-@contextlib.contextmanager
-def both_sides() -> Iterator[tuple[FuzzSide, FuzzSide]]:
-    """A side for custom_op and one for fast_custom_op, in namespaces of equal length that nothing else uses."""
-    number = next(_numbers)
-    kernels: list[Any] = []
-    sides = (
-        FuzzSide(f"fuzz_ref_{number:08}", torch.library.custom_op),
-        FuzzSide(f"fuzz_our_{number:08}", dutyfree.fast_custom_op),
-    )
-    try:
-        with _noting_kernels(kernels):
-            yield sides
-    finally:
-        for side in sides:
-            side.close()
-        _empty(kernels)
-
-
-@contextlib.contextmanager
-def _noting_kernels(kernels: list[Any]) -> Iterator[None]:
-    """Collect every function that is registered for a dispatch key inside the block.
-
-    ``Library.impl`` is another function for the whole process meanwhile, so nothing else should register beside a case.
-    """
-    library: Any = torch.library.Library
-    impl = library.impl
-
-    @functools.wraps(impl)
-    def noting(self: Any, name: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        kernels.append(function)
-        return impl(self, name, function, *args, **kwargs)
-
-    library.impl = noting
-    try:
-        yield
-    finally:
-        library.impl = impl
-
-
-def _empty(kernels: list[Any]) -> None:
-    """Take away what the functions of a destroyed library close over.
-
-    PyTorch 2.13 never lets go of such a function itself, and it holds the CustomOpDef, the autograd.Function and more:
-    110 KB for the two operators of a case, a gigabyte in a run of 100,000 calls.
-    """
-    for kernel in kernels:
-        for cell in getattr(kernel, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # it is empty already
-                del cell.cell_contents
-
-
-def compare(define: Define, steps: list[Step]) -> Generator[Compared, None, None]:
-    """Define the operator and take the steps, each on both sides. Number -1 is the definition."""
-    with both_sides() as sides, _no_vmap_warning():
-        for number, step in enumerate([define, *steps], start=-1):
-            reference, fast = (side.run(step) for side in sides)
-            yield Compared(number, reference, fast, sides[1].counts)
-            if any("step raised" in happened for happened in (reference, fast)) and number == -1:
-                return  # there is no operator to call
-
-
-@contextlib.contextmanager
-def _no_vmap_warning() -> Iterator[None]:
-    """Turn off the one warning that goes past Python's, straight to the terminal.
-
-    PyTorch does not tell whether it is on. It is unless someone turns it off.
-    """
-    enable: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-    enable(False)
-    try:
-        yield
-    finally:
-        enable(True)
-
-
-def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
-    """Where two nested values differ, a line each."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for name in [*expected, *(name for name in actual if name not in expected)]:
-            yield from differences(expected.get(name, "nothing"), actual.get(name, "nothing"), f"{path}[{name!r}]")
-    elif (
-        isinstance(expected, (list, tuple))
-        and isinstance(actual, (list, tuple))
-        and len(expected) == len(actual)
-        and type(expected) is type(actual)
-    ):
-        for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
-            yield from differences(one, other, f"{path}[{index}]")
-    elif isinstance(expected, list) and isinstance(actual, list):
-        for index, (one, other) in enumerate(itertools.zip_longest(expected, actual, fillvalue="nothing")):
-            yield from differences(one, other, f"{path}[{index}]")
-    elif expected != actual:
-        yield f"{path}\n    custom_op:      {expected}\n    fast_custom_op: {actual}"
-
-
-def main(define: Define, steps: list[Step]) -> None:
-    """What a saved script does: prints where the two sides differ, and exits with 1 if they do."""
-    differ = False
-    for compared in compare(define, steps):
-        if not compared.same:
-            differ = True
-            print("the definition" if compared.number < 0 else f"step_{compared.number}")
-            for line in differences(compared.reference, compared.fast):
-                print(f"  {line}")
-    print("They differ." if differ else "No difference.")
-    gc.collect()  # so that what crashes at the end crashes here
-    sys.exit(differ)

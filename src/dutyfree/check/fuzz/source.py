@@ -14,10 +14,15 @@ from dutyfree.check.fuzz.states import STATES
 
 @dataclass(frozen=True)
 class Case:
-    """An operator and what happens to it."""
+    """An operator and what happens to it.
+
+    Attributes:
+        side: What is compared with custom_op, one of ``compare.SIDES``.
+    """
 
     operator: Operator
     steps: tuple[Call | Later, ...]
+    side: str = "fast"
 
     def source(self, title: str = "A generated case.") -> str:
         """The stand-alone script."""
@@ -25,15 +30,15 @@ class Case:
         names = ", ".join(f"step_{number}" for number in range(len(self.steps)))
         return (
             f'"""{title}"""\n\n{_imports(body)}\n\n{body}\n\nSTEPS = [{names}]\n\n'
-            'if __name__ == "__main__":\n    main(define, STEPS)\n'
+            f'if __name__ == "__main__":\n    main(define, STEPS, {self.side!r})\n'
         )
 
-    def load(self) -> tuple[Define, list[Step]]:
-        """The functions of the source, in this process."""
+    def load(self) -> tuple[Define, list[Step], str]:
+        """The functions of the source, in this process, and the side: what ``compare`` takes."""
         # A module that inspect.getmodule, which error messages use, finds at once; and main() does not run.
         names: dict[str, Any] = {"__name__": __name__}
         exec(compile(self.source(), "<fuzz>", "exec"), names)
-        return names["define"], names["STEPS"]
+        return names["define"], names["STEPS"], self.side
 
 
 _KIT = [name for name, value in vars(kit).items() if getattr(value, "__module__", "") == kit.__name__]
@@ -55,7 +60,7 @@ _OTHER_IMPORTS = {
 def _imports(body: str) -> str:
     used = sorted(set(_KIT_NAMES.findall(body)))
     lines = [line for name, line in _OTHER_IMPORTS.items() if re.search(rf"\b{name}\b", body)]
-    lines += ["import torch", "from dutyfree.check.fuzz.sides import main"]
+    lines += ["import torch", "from dutyfree.check.fuzz.compare import main"]
     if used:
         lines.append(f"from dutyfree.check.fuzz.kit import {', '.join(used)}")
     return "\n".join(sorted(lines, key=lambda line: ("dutyfree" in line, "torch" in line, line)))
