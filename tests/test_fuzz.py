@@ -17,7 +17,7 @@ import dutyfree
 from dutyfree.check.fuzz import calls, schema_types, states, transforms
 from dutyfree.check.fuzz.bodies import Body
 from dutyfree.check.fuzz.calls import Call, Later
-from dutyfree.check.fuzz.compare import compare
+from dutyfree.check.fuzz.compare import SIDES, accelerated_custom_op, compare
 from dutyfree.check.fuzz.differences import RULES, Observed, documented
 from dutyfree.check.fuzz.operators import Operator
 from dutyfree.check.fuzz.report import Report
@@ -26,6 +26,7 @@ from dutyfree.check.fuzz.schema_types import Parameter
 from dutyfree.check.fuzz.source import Case
 from dutyfree.cli import app
 from faulty_operators import (
+    Faulty,
     autocast_rules_are_ignored,
     dispatch_modes_are_ignored,
     later_kernels_are_ignored,
@@ -49,9 +50,25 @@ def test_a_short_run_finds_no_difference(report: Report) -> None:
 
 
 def test_a_good_part_of_the_calls_takes_each_of_dutyfrees_own_paths(report: Report) -> None:
-    assert report.share("direct") >= 0.25
-    # Few of the generated tensors require gradients, and some of the states leave those to PyTorch.
-    assert report.share("autograd") >= 0.04
+    for side in SIDES:
+        assert report.share(side, "direct") >= 0.25
+        # Few of the generated tensors require gradients, and some of the states leave those to PyTorch.
+        assert report.share(side, "autograd") >= 0.03
+    assert report.share("accelerated", "boxed") >= 0.15
+    assert report.share("fast", "boxed") == 0
+
+
+def test_each_side_is_compared_in_about_half_of_the_cases(report: Report) -> None:
+    assert report.sides.total() == report.cases
+    assert min(report.sides[side] for side in SIDES) >= 0.3 * report.cases
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_one_side_alone_can_be_compared(side: str) -> None:
+    report, failure = run_fuzz(50, seed=1, sides=(side,))
+    assert failure is None
+    assert dict(report.sides) == {side: report.cases}
+    assert list(report.paths) == [side]
 
 
 def test_every_kind_of_argument_and_every_state_occurs(report: Report) -> None:
@@ -83,13 +100,24 @@ def test_every_reason_for_leaving_the_direct_path_occurs(report: Report) -> None
 @pytest.mark.parametrize("fault", [dispatch_modes_are_ignored, autocast_rules_are_ignored, later_kernels_are_ignored])
 def test_a_fault_is_found(fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dutyfree, "fast_custom_op", fault)
-    _, failure = run_fuzz(2000, seed=0, shrink=False)
+    _, failure = run_fuzz(2000, seed=0, sides=("fast",), shrink=False)
     assert failure is not None
+
+
+def test_a_fault_of_accelerated_operators_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = dispatch_modes_are_ignored.__wrapped__  # type: ignore[attr-defined]
+    faulty = lambda name, body, **options: Faulty(accelerated_custom_op(name, body, **options), around)  # noqa: E731
+    monkeypatch.setattr("dutyfree.check.fuzz.compare.accelerated_custom_op", faulty)
+    _, failure = run_fuzz(2000, seed=0, save=tmp_path, shrink=False)
+    assert failure is not None
+    assert failure.path is not None
+    assert failure.case.side == "accelerated"
+    assert run_script(failure.path) == (0, "No difference.\n")
 
 
 def test_a_difference_is_shrunk_and_its_script_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dutyfree, "fast_custom_op", version_is_not_bumped)
-    _, failure = run_fuzz(500, seed=0, save=tmp_path)
+    _, failure = run_fuzz(500, seed=0, sides=("fast",), save=tmp_path)
     assert failure is not None
     assert failure.path is not None
     assert list(tmp_path.iterdir()) == [failure.path]
@@ -141,7 +169,7 @@ def test_a_transform_that_the_reference_refuses_must_give_the_right_gradient(tra
     *_, compared = compare(*case.load())
     assert documented(Observed(case, compared)) == "differentiating_transform_with_a_formula"
     *_, other = compare(*replace(case, steps=(replace(case.steps[0], tensors=("torch.ones(3)",)),)).load())
-    compared.ours["value"] = other.fast["value"]
+    compared.ours["value"] = other.ours["value"]
     assert documented(Observed(case, compared)) is None
 
 
@@ -167,9 +195,18 @@ def test_every_rule_points_to_a_line_of_differences_md() -> None:
 
 
 @pytest.mark.parametrize("what", calls.LATER)
-def test_every_later_registration_can_be_made_between_two_calls(what: str) -> None:
+@pytest.mark.parametrize("side", SIDES)
+def test_every_later_registration_can_be_made_between_two_calls(what: str, side: str) -> None:
     call = Call("object", ("torch.ones(2)",), ("t0",))
-    check_case(Case(ONE_TENSOR, (call, Later(what), call)), Report())
+    check_case(Case(ONE_TENSOR, (call, Later(what), call), side), Report())
+
+
+def test_what_only_fast_custom_op_does_better_is_a_difference_of_an_accelerated_operator() -> None:
+    operator = Operator((Parameter("self", "Tensor"),), ("Tensor",), Body(values=("first.clone()",)))
+    case = Case(operator, (Call("object", ("torch.ones(2)",), (), (("self", "t0"),)),))
+    *_, compared = compare(*case.load())
+    assert documented(Observed(case, compared)) == "argument_named_self"
+    assert documented(Observed(replace(case, side="accelerated"), compared)) is None
 
 
 def test_a_run_leaves_the_process_as_it_was() -> None:
@@ -194,9 +231,10 @@ def test_a_run_ends_soon_after_its_time() -> None:
 
 def test_operators_are_gone_when_a_case_is_over() -> None:
     before = set(vars(torch.ops))
-    check_case(Case(ONE_TENSOR, (Call("packet", ("torch.ones(2)",), ("t0",)),)), Report())
-    assert set(vars(torch.ops)) == before
-    assert not [name for name in dutyfree.stats() if name.startswith("fuzz_our_")]
+    for side in SIDES:
+        check_case(Case(ONE_TENSOR, (Call("packet", ("torch.ones(2)",), ("t0",)),), side), Report())
+        assert set(vars(torch.ops)) == before
+        assert not [name for name in dutyfree.stats() if name.startswith("fuzz_our_")]
 
 
 def test_the_command_reports_and_keeps_nothing(tmp_path: Path) -> None:
