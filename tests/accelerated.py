@@ -156,6 +156,12 @@ class SeeingFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Answering(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return str(func), len(args), sorted(kwargs or {})
+
+
 def spellings_of(side: Side) -> tuple[str, ...]:
     return ("packet", "overload") if side.op is side.packet else ("object", "packet", "overload")
 
@@ -212,3 +218,37 @@ def what_came_of(side: Side, run: Callable[[Side], Any]) -> Any:
 def refused(outcome: Outcome) -> tuple[str, str]:
     assert outcome.raised is not None, "did not raise"
     return outcome.raised
+
+
+def gives(twins: Twins, values: list[float], way: tuple[str, str] | None = DIRECT) -> None:
+    assert check(twins, ones, way).value["values"] == str(values)
+
+
+class Formula:
+    """A formula that writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
+        x, y, n = inputs
+        self.seen.append((ctx.needs_input_grad, n, type(inputs).__name__, x._version, output.requires_grad))
+        ctx.save_for_backward(x, y)
+        ctx.n = n
+
+    def backward(self, ctx: Any, gradient: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        self.seen.append((ctx.needs_input_grad, gradient.tolist(), torch.is_grad_enabled()))
+        return gradient * y * ctx.n, gradient * x * ctx.n, None
+
+
+@pytest.fixture
+def product() -> tuple[Twins, Formula]:
+    formula = Formula()
+
+    def multiplied(x: Tensor, y: Tensor, n: int = 2) -> Tensor:
+        return x * y * n
+
+    twins = custom_twins(multiplied, record=False)
+    twins.each(lambda side: side.op.register_autograd(formula.backward, setup_context=formula.setup_context))
+    return twins, formula
