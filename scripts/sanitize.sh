@@ -45,8 +45,10 @@ expect list-read-past-end "AddressSanitizer: heap-buffer-overflow"
 expect kernel-unheld "AddressSanitizer: heap-use-after-free"
 expect shift-too-far "runtime error: shift exponent"
 
-# Left out: what measures time or memory, what needs another build, and what spends its time in Inductor.
-left_out=(bench compatibility compile_caches cost cpp cuda instructions leaks readme tracing typing)
+# Left out: what measures time or memory, what needs another build, and what spends its time in Inductor or in running
+# other tests again.
+left_out=(accelerate_boxed_exceptions accelerate_parity bench compatibility compile_caches cost cpp cuda instructions leaks
+  readme tracing typing)
 tests=("$@")
 if [ $# = 0 ]; then
   for file in tests/test_*.py; do
