@@ -23,6 +23,7 @@ from accelerated import (
     ones,
     ones_with_grad,
     product,
+    refused,
     registered_twice,
     restored,
     spellings_of,
@@ -54,6 +55,29 @@ def test_device_types() -> None:
         check(twins, lambda: call(3), None)
         check(twins, lambda: call(3, "cpu"), None)
         check(twins, lambda: call(3, device=torch.device("meta")), None)
+
+
+LAST_DEVICE = pytest.mark.xfail(
+    strict=True,
+    reason="register_kernel's kernel is read while register_kernel goes through the devices, so that the first one's "
+    "function is taken for its own; PyTorch looks up the last one's when the kernel runs",
+)
+
+
+@LAST_DEVICE
+def test_a_later_kernel_for_several_devices_belongs_to_the_last() -> None:
+    twins = custom_twins(doubled)
+    twins.each(lambda side: side.op.register_kernel(["cpu", "cuda"], tripled))
+    gives(twins, [3.0, 3.0])
+    twins.each(lambda side: side.op.register_kernel("cpu", doubled))
+    gives(twins, [3.0, 3.0])
+
+
+@LAST_DEVICE
+def test_results_of_a_later_kernel_for_several_devices_are_checked() -> None:
+    twins = custom_twins(doubled)
+    twins.each(lambda side: side.op.register_kernel(["cpu", "cuda"], lambda x: x))
+    assert "may not alias any inputs" in refused(check(twins, ones))[1]
 
 
 def test_kernels_that_are_registered_later_and_disabled() -> None:

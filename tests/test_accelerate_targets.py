@@ -255,6 +255,33 @@ def test_a_kernel_registered_later_is_read_at_once(library: torch.library.Librar
     assert path_of(bodiless, X) == "direct"
 
 
+@pytest.mark.xfail(
+    strict=True, raises=RecursionError, reason="accelerate puts its Library.impl in front again, over its own"
+)
+def test_library_impl_may_be_wrapped_by_others_between_two_calls_of_accelerate(
+    library: torch.library.Library, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packet = define(library, "op(Tensor x) -> Tensor", lambda x: x + 1)
+    with monkeypatch.context() as patched:
+        # Undone at the end, whatever stands there then.
+        patched.setattr(torch.library.Library, "impl", torch.library.Library.impl)
+        dutyfree.accelerate(f"{namespace}::op")
+        theirs: Any = torch.library.Library.impl
+        seen: list[str] = []
+
+        def wrapper(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            return theirs(self, name, *args, **kwargs)
+
+        torch.library.Library.impl = wrapper  # type: ignore[method-assign]
+        dutyfree.accelerate(namespace)
+        library.impl("op", lambda x: x + 2, "CPU", allow_override=True)
+        assert seen == ["op"]
+        assert packet(X).tolist() == [3.0, 3.0]
+        assert path_of(packet, X) == "direct"
+        dutyfree.restore()
+
+
 def test_a_packet_refreshed_by_a_new_overload(library: torch.library.Library, namespace: str) -> None:
     packet = define(library, "op(Tensor x) -> Tensor", lambda x: x + 1)
     dutyfree.accelerate(namespace)
