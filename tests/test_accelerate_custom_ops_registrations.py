@@ -167,8 +167,7 @@ def test_a_formula_that_is_registered_later() -> None:
 def test_the_name_is_defined_again() -> None:
     twins = custom_twins(doubled)
     gives(twins, [2.0, 2.0])
-    kept = {side.namespace: (side.op, side.packet) for side in twins.sides()}
-    overloads = {side.namespace: side.overload for side in twins.sides()}
+    old = twins.accelerated.op, twins.accelerated.packet, twins.accelerated.overload
 
     def again(side: Side) -> None:
         side.op = torch.library.custom_op(side.qualname, tripled, mutates_args=())
@@ -176,13 +175,13 @@ def test_the_name_is_defined_again() -> None:
     twins.each(again)
 
     def values(side: Side) -> Any:
-        old = [op(torch.ones(2)).tolist() for op in kept[side.namespace]]
-        return old, [side.spelled(spelling)(torch.ones(2)).tolist() for spelling in spellings_of(side)]
+        return [side.spelled(spelling)(torch.ones(2)).tolist() for spelling in spellings_of(side)]
 
-    assert both(twins, values)[1] == [[3.0, 3.0]] * 3
-    assert overloads[twins.accelerated.namespace] is not None
+    assert both(twins, values) == [[3.0, 3.0]] * 3
     with took(twins.accelerated, DIRECT):
-        assert both(twins, values)[1] == [[3.0, 3.0]] * 3
+        assert both(twins, values) == [[3.0, 3.0]] * 3
+    # PyTorch itself may read freed memory here (docs/differences.md), so it is no reference.
+    assert [op(torch.ones(2)).tolist() for op in old] == [[3.0, 3.0]] * 3
     dutyfree.accelerate(twins.accelerated.qualname)
     gives(twins, [3.0, 3.0])
 
