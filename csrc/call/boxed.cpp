@@ -183,6 +183,9 @@ bool converts_silently(PyObject* value) {
     }
     return true;
   }
+  if (PyIter_Check(value)) {
+    return false;  // it can be read once only
+  }
   if (torch_compat::is_tensor(value)) {
     const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
     return !torch_compat::requires_grad(tensor) && !tensor.key_set().has(c10::DispatchKey::Python) &&
