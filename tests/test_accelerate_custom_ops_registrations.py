@@ -57,14 +57,6 @@ def test_device_types() -> None:
         check(twins, lambda: call(3, device=torch.device("meta")), None)
 
 
-LAST_DEVICE = pytest.mark.xfail(
-    strict=True,
-    reason="register_kernel's kernel is read while register_kernel goes through the devices, so that the first one's "
-    "function is taken for its own; PyTorch looks up the last one's when the kernel runs",
-)
-
-
-@LAST_DEVICE
 def test_a_later_kernel_for_several_devices_belongs_to_the_last() -> None:
     twins = custom_twins(doubled)
     twins.each(lambda side: side.op.register_kernel(["cpu", "cuda"], tripled))
@@ -73,7 +65,6 @@ def test_a_later_kernel_for_several_devices_belongs_to_the_last() -> None:
     gives(twins, [3.0, 3.0])
 
 
-@LAST_DEVICE
 def test_results_of_a_later_kernel_for_several_devices_are_checked() -> None:
     twins = custom_twins(doubled)
     twins.each(lambda side: side.op.register_kernel(["cpu", "cuda"], lambda x: x))

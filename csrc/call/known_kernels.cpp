@@ -8,7 +8,7 @@ PyObject* BackendKernel::look_up() {
   if (!parts_.functions) {
     return function_.get();
   }
-  PyObject* entry = PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get());
+  PyObject* entry = PyDict_GetItemWithError(parts_.functions.get(), device_type());
   if (entry == nullptr || entry != entry_.get()) {
     return nullptr;
   }
@@ -26,10 +26,10 @@ PyObject* BackendKernel::enabled_function() const {
 }
 
 bool BackendKernel::refresh() {
-  PyRef entry = PyRef::borrow(PyDict_GetItemWithError(parts_.functions.get(), parts_.device_type.get()));
+  PyRef entry = PyRef::borrow(PyDict_GetItemWithError(parts_.functions.get(), device_type()));
   if (!entry) {
     if (!PyErr_Occurred()) {
-      PyErr_SetObject(PyExc_KeyError, parts_.device_type.get());
+      PyErr_SetObject(PyExc_KeyError, device_type());
     }
     return false;
   }

@@ -22,7 +22,7 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   struct Parts {
     PyRef functions;         // CustomOpDef._backend_fns
     PyRef disabled;          // CustomOpDef._disabled_kernel
-    PyRef device_type;       // this kernel's key in `functions`
+    PyRef device_type;       // the cell of the kernel's closure with its key in `functions`
     PyRef default_function;  // what runs while the kernel is disabled
     PyRef unwrap;            // callable: an entry of `functions` -> (the user's function, its key in `disabled`)
     PyRef judge;             // callable: see judge()
@@ -54,6 +54,7 @@ class BackendKernel : public std::enable_shared_from_this<BackendKernel> {
   int traverse(visitproc visit, void* arg) const;
 
  private:
+  PyObject* device_type() const { return PyCell_GET(parts_.device_type.get()); }
   PyObject* look_up();
   PyObject* enabled_function() const;
 

@@ -155,8 +155,8 @@ PyObject* operator_know_backend(PyObject* object, PyObject* args) {
   const char* key = nullptr;
   PyObject *functions = nullptr, *disabled = nullptr, *device_type = nullptr, *default_function = nullptr,
            *unwrap = nullptr, *judge = nullptr;
-  if (!PyArg_ParseTuple(args, "sO!O!OOOO", &key, &PyDict_Type, &functions, &PySet_Type, &disabled, &device_type,
-                        &default_function, &unwrap, &judge)) {
+  if (!PyArg_ParseTuple(args, "sO!O!O!OOO", &key, &PyDict_Type, &functions, &PySet_Type, &disabled, &PyCell_Type,
+                        &device_type, &default_function, &unwrap, &judge)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS

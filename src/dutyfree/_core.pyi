@@ -1,6 +1,7 @@
 """What the C++ core offers to the Python side."""
 
 from collections.abc import Callable
+from types import CellType
 from typing import Any
 
 class Operator:
@@ -28,7 +29,7 @@ class Operator:
         key: str,
         functions: dict[str | None, Callable[..., Any]],
         disabled: set[str | None],
-        device_type: str | None,
+        device_type: CellType,
         default_function: Callable[..., Any],
         unwrap: Callable[[Callable[..., Any]], tuple[Callable[..., Any], object]],
         judge: Callable[[object, tuple[Any, ...], dict[str, Any]], object],

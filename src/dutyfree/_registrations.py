@@ -100,9 +100,9 @@ def _know_kernel_of_custom_op(
     elif name == _BACKEND:
         cells = closure_of(function)
         definition = definition if definition is not None else cells["self"].cell_contents
-        # The kernel looks its function up by the device type in its closure, which in a registration for several
-        # devices is the last one for all of them.
-        device_type = cells["device_type"].cell_contents
+        # The kernel looks its function up by the device type in its closure, which a registration for several devices
+        # changes as it goes on: in the end it is the last one for all of them.
+        device_type = cells["device_type"]
         operator.know_backend(
             key,
             definition._backend_fns,
@@ -201,11 +201,11 @@ class _AlreadyRun:
 
 
 def _judge(
-    definition: CustomOpDef, kernel: types.FunctionType, device_type: str | None
+    definition: CustomOpDef, kernel: types.FunctionType, device_type: types.CellType
 ) -> Callable[[object, tuple[Any, ...], dict[str, Any]], object]:
     """PyTorch's own backend wrapper over a body that has run already: its checks and its errors, word for word."""
 
     def judge(result: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        return made_again(kernel, self=_AlreadyRun(definition, device_type, result))(*args, **kwargs)
+        return made_again(kernel, self=_AlreadyRun(definition, device_type.cell_contents, result))(*args, **kwargs)
 
     return judge
