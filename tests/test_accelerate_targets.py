@@ -255,9 +255,6 @@ def test_a_kernel_registered_later_is_read_at_once(library: torch.library.Librar
     assert path_of(bodiless, X) == "direct"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RecursionError, reason="accelerate puts its Library.impl in front again, over its own"
-)
 def test_library_impl_may_be_wrapped_by_others_between_two_calls_of_accelerate(
     library: torch.library.Library, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,39 +234,45 @@ def _made_holders(namespace: str | None) -> list[Any]:
     return overloads + packets
 
 
-_library_impl: Any = torch.library.Library.impl
+_library: Any = torch.library.Library
+# What stands in Library.impl as long as nobody puts theirs in front.
+_learning_impl: Any = None
 
 
 def _listen() -> None:
     _front.install_call_slots()
     _front.install_definition_slot()
     _core.ask_at_first_calls(attach)
-    if torch.library.Library.impl is not _impl_and_learn:
-        global _library_impl
-        _library_impl = torch.library.Library.impl
-        torch.library.Library.impl = _impl_and_learn  # type: ignore[method-assign]
+    global _learning_impl
+    if _library.impl is not _learning_impl:
+        # A new one each time: an earlier one may lie below someone else's.
+        _library.impl = _learning_impl = _learning_after(_library.impl)
 
 
 def _stop_listening() -> None:
     _core.ask_at_first_calls(None)
     _core.remove_definition_slot()
-    if torch.library.Library.impl is _impl_and_learn:
-        torch.library.Library.impl = _library_impl  # type: ignore[method-assign]
+    if _library.impl is _learning_impl:
+        _library.impl = _learning_impl.__wrapped__
     if not any(_front.front_of(definition) for definition in custom_ops.OPDEFS.values()):
         _core.remove_call_slots()
 
 
-@functools.wraps(torch.library.Library.impl)
-def _impl_and_learn(self: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Library.impl``; an accelerated operator learns of its new kernel."""
-    result = _library_impl(self, op_name, *args, **kwargs)
-    name, _, overload = self._resolve_op_name(op_name, "impl").split("::")[-1].partition(".")
-    # Looked up where the objects are kept: attribute access would make them.
-    packet = vars(vars(torch.ops).get(self.ns)).get(name) if self.ns in vars(torch.ops) else None
-    front = _front.front_of(vars(packet).get(overload or "default")) if packet is not None else None
-    if front is not None and front.boxes:
-        _registrations.learn(front)
-    return result
+def _learning_after(impl: Any) -> Any:
+    """``Library.impl``, after which an accelerated operator learns of its new kernel."""
+
+    @functools.wraps(impl)
+    def learning(self: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
+        result = impl(self, op_name, *args, **kwargs)
+        name, _, overload = self._resolve_op_name(op_name, "impl").split("::")[-1].partition(".")
+        # Looked up where the objects are kept: attribute access would make them.
+        packet = vars(vars(torch.ops).get(self.ns)).get(name) if self.ns in vars(torch.ops) else None
+        front = _front.front_of(vars(packet).get(overload or "default")) if packet is not None else None
+        if front is not None and front.boxes:
+            _registrations.learn(front)
+        return result
+
+    return learning
 
 
 def _entry_of(name: str) -> Entry:
