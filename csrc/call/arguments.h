@@ -61,6 +61,11 @@ class BoundArguments {
   bool placed() const { return placed_; }
 
   // For whoever converts placed values: a tensor's keys are gathered, or it is none that the direct path takes.
+  void add_keys(c10::DispatchKeySet keys, bool may_require_grad) {
+    keys_ = keys_ | keys;
+    every_key_ = every_key_ | keys;
+    may_require_grad_ |= may_require_grad;
+  }
   [[gnu::always_inline]] bool check_tensor(const ValueType& type, PyObject* value) {
     if (!torch_compat::is_exact_tensor(value)) [[unlikely]] {
       return fail_for(value);

@@ -2,17 +2,26 @@
 
 #include "call/results.h"
 #include "call/running_call.h"
-#include "call/typed_body.h"
 #include "seeded_fault.h"
 #include "torch_compat/eval_frame.h"
 
 namespace dutyfree::call {
 
+inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
+  if (seeded(Fault::VersionBumpSkipped)) {
+    return;
+  }
+  arguments.any_tensor(op.signature(), op.signature().mutated_slots(), [](c10::TensorImpl& tensor) {
+    tensor.bump_version();
+    return false;
+  });
+}
+
 [[gnu::always_inline]] inline PyRef run_function(const RunningCall& call) {
   const torch_compat::BelowAutograd guard(call.thread,
                                           call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
   if (call.typed.call != nullptr) {
-    return run_typed(call);
+    return run_typed(call.typed, call.op.signature());
   }
   if (torch_compat::frame_evaluator_installed() && call.disables_dynamo) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
@@ -28,12 +37,8 @@ namespace dutyfree::call {
 // would send through `kernels_crossed` Python kernels. The arguments are settled. Null with a Python error set where
 // the body or PyTorch's checks raise.
 [[gnu::always_inline]] inline PyRef run_body(const RunningCall& call, int kernels_crossed) {
-  if (call.decision.bumps_versions && !seeded(Fault::VersionBumpSkipped)) {
-    const Signature& signature = call.op.signature();
-    call.arguments.any_tensor(signature, signature.mutated_slots(), [](c10::TensorImpl& tensor) {
-      tensor.bump_version();
-      return false;
-    });
+  if (call.decision.bumps_versions) {
+    bump_versions(call.op, call.arguments);
   }
   PyRef result = run_function(call);
   if (!result) {

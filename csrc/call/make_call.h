@@ -40,6 +40,23 @@ namespace dutyfree::call {
   return run(call);
 }
 
+// The same for a C++ body alone, which nothing but an observer can see or change while it runs.
+[[gnu::always_inline]] inline PyObject* run_typed_decided(const Operator& op,
+                                                          const Decision& decision,
+                                                          const torch_compat::ThreadState& thread,
+                                                          CallValues& values) {
+  const TypedBody body(*decision.typed, values.typed);
+  auto callbacks = torch_compat::operator_callbacks();
+  if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
+    return run_observed(RunningCall(op, decision, thread, values), *std::move(callbacks));
+  }
+  if (decision.bumps_versions) {
+    bump_versions(op, values.bound);
+  }
+  const torch_compat::BelowAutograd guard(thread, decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
+  return run_typed(body, op.signature()).release();
+}
+
 enum class Outcome : std::uint8_t {
   Made,       // the call was made; `*result` is what came of it
   PyTorchs,   // PyTorch has to make it
@@ -67,6 +84,10 @@ inline bool fits_no_way(const Decision& decision) {
       continue;  // Python code ran: everything may be different
     }
     op.counters().count(decision.path, decision.reason);
+    if (decision.typed != nullptr && decision.autograd == nullptr && decision.kernels_crossed == 0) {
+      *result = run_typed_decided(op, decision, thread, values);
+      return Outcome::Made;
+    }
     if (runs_body) [[likely]] {
       *result = run_decided(op, decision, thread, values);
       return Outcome::Made;

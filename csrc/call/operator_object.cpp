@@ -267,7 +267,8 @@ PyObject* operator_reset_counters(PyObject* object, PyObject*) {
 }
 
 PyObject* operator_unsupported(PyObject* object, void*) {
-  const char* unsupported = operator_of(object).unsupported();
+  const Operator& op = operator_of(object);
+  const char* unsupported = op.kernels().takes_typed() ? nullptr : op.unsupported();
   if (unsupported == nullptr) {
     Py_RETURN_NONE;
   }

@@ -3,6 +3,7 @@
 #include "call/arguments.h"
 #include "call/dispatch_walk.h"
 #include "call/operator.h"
+#include "call/typed_body.h"
 #include "py_ref.h"
 
 namespace dutyfree::call {
@@ -11,21 +12,6 @@ namespace dutyfree::call {
 // decision on: whatever lets another thread or Python code in (an observer, the body) may register another kernel or
 // redefine the operator, and the decision's pointers die with that.
 struct RunningCall {
-  // The entry of a C++ kernel, and the arguments that it takes.
-  struct TypedBody {
-    TypedBody() = default;
-    TypedBody(const DirectKernel& kernel, TypedArguments& arguments)
-        : call(kernel.call),
-          arguments(&arguments),
-          tensor_results(kernel.tensor_results),
-          releases_gil(kernel.releases_gil) {}
-
-    DirectKernel::Call* call = nullptr;  // null: the body is Python
-    TypedArguments* arguments = nullptr;
-    int tensor_results = 0;
-    bool releases_gil = false;
-  };
-
   [[gnu::always_inline]] RunningCall(const Operator& op,
                                      const Decision& decision,
                                      const torch_compat::ThreadState& thread,

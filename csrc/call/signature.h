@@ -32,6 +32,7 @@ enum class ValueKind : std::uint8_t {
 struct ValueType {
   ValueKind kind = ValueKind::Other;        // Other: no body gets such a value directly
   ValueKind boxed_kind = ValueKind::Other;  // Other: PyTorch boxes it
+  bool is_tensor = false;                   // one tensor, neither a list nor optional
   bool list = false;
   bool optional = false;          // None may stand for the value
   bool optional_element = false;  // None may stand for an element of the list

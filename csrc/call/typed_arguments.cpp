@@ -79,10 +79,20 @@ T* TypedArguments::Room::take(std::size_t count) {
 
 bool TypedArguments::convert(const Signature& signature, BoundArguments& bound) {
   const auto& slots = signature.slots();
+  c10::DispatchKeySet keys;
+  bool may_require_grad = false;
   for (std::size_t index = 0; index < slots.size(); ++index) {
     const Slot& slot = slots[index];
     Value& value = values_[index];
     PyObject* object = bound.value(index);
+    // The usual argument, without a look at what it is not.
+    if (slot.type.is_tensor && object != nullptr && torch_compat::is_exact_tensor(object)) [[likely]] {
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      keys = keys | tensor.key_set();
+      may_require_grad |= torch_compat::has_autograd_state(*tensor.unsafeGetTensorImpl());
+      value.data = &tensor;
+      continue;
+    }
     if (object == nullptr) {
       if (!slot.has_default) [[unlikely]] {
         return bound.fail(Reason::ArgumentCount, static_cast<int>(index));
@@ -112,6 +122,7 @@ bool TypedArguments::convert(const Signature& signature, BoundArguments& bound) 
                         static_cast<int>(index));
     }
   }
+  bound.add_keys(keys, may_require_grad);
   return bound.check_keys();
 }
 

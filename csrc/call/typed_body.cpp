@@ -47,36 +47,36 @@ class TensorResults {
   int count_ = 0;
 };
 
-void call_kernel(const RunningCall& call, Results& results) {
-  if (call.typed.releases_gil) {
-    call.typed.arguments->own_tensors(call.op.signature());
+void call_kernel(const TypedBody& body, const Signature& signature, Results& results) {
+  if (body.releases_gil) {
+    body.arguments->own_tensors(signature);
     const torch_compat::GilReleased released;
-    call.typed.call(call.typed.arguments->values(), results);
+    body.call(body.arguments->values(), results);
   } else {
-    call.typed.call(call.typed.arguments->values(), results);
+    body.call(body.arguments->values(), results);
   }
 }
 
-PyRef run_for_tensors(const RunningCall& call) {
+PyRef run_for_tensors(const TypedBody& body, const Signature& signature) {
   TensorResults made;
   Results results{.tensors = made.tensors(), .others = nullptr};
-  call_kernel(call, results);
-  made.own(call.typed.tensor_results);
+  call_kernel(body, signature, results);
+  made.own(body.tensor_results);
   return made.as_python();
 }
 
-PyRef run_for_others(const RunningCall& call) {
+PyRef run_for_others(const TypedBody& body, const Signature& signature) {
   torch::jit::Stack stack;
   Results results{.tensors = nullptr, .others = &stack};
-  call_kernel(call, results);
+  call_kernel(body, signature, results);
   return torch_compat::stack_as_python(stack);
 }
 
 }  // namespace
 
-PyRef run_typed(const RunningCall& call) {
+PyRef run_typed(const TypedBody& body, const Signature& signature) {
   try {
-    return call.typed.tensor_results >= 0 ? run_for_tensors(call) : run_for_others(call);
+    return body.tensor_results >= 0 ? run_for_tensors(body, signature) : run_for_others(body, signature);
   } catch (...) {
     torch_compat::set_python_error();
     return {};
