@@ -11,6 +11,7 @@ from typing import Any
 
 from dutyfree.bench import training
 from dutyfree.bench.accelerated import AFTER, BEFORE, FUNCTION
+from dutyfree.bench.cpp import CASE, FEWEST, MOST, TENSORS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -119,6 +120,30 @@ def aten_table(results: dict[str, Any]) -> str:
     return "\n".join(lines + note(results))
 
 
+CPP_TITLES = {
+    "dutyfree.object": "dutyfree, by object",
+    "dutyfree.overload": "dutyfree, by `torch.ops.ns.op.default`",
+    "pybind11": "pybind11 with torch's caster",
+    "tvm_ffi": "tvm-ffi",
+    "nanobind": "nanobind with a DLPack ndarray",
+    "torch.ops": "`TORCH_LIBRARY` by `torch.ops.ns.op.default`",
+    "python": "a Python function",
+}
+
+
+def cpp_table(results: dict[str, Any]) -> str:
+    """A call of an empty C++ function by each binding, and what one more tensor costs dutyfree."""
+    rows = rows_of(results)
+    lines = header(["an empty C++ function of three tensors and an int", "µs per call"])
+    for candidate, title in CPP_TITLES.items():
+        if (CASE, candidate) in rows:
+            lines.append(f"| {title} | {rows[CASE, candidate]['us']:.3f} |")
+    more = (
+        rows[TENSORS.format(MOST), "dutyfree.object"]["us"] - rows[TENSORS.format(FEWEST), "dutyfree.object"]["us"]
+    ) / (MOST - FEWEST)
+    return "\n".join(lines + note(results, f"One more tensor costs dutyfree {more * 1000:.1f} ns."))
+
+
 def packages_table(results: dict[str, Any]) -> str:
     """Calls of packages' operators before and after, and of the functions behind the operators."""
     rows = rows_of(results)
@@ -148,6 +173,7 @@ TABLES = {
     "calls": Table(README, "calls", calls_table),
     "training": Table(README, "training", training_table),
     "accelerated": Table(README, "accelerated", accelerated_table),
+    "cpp": Table(README, "cpp", cpp_table),
     "aten": Table(ACCELERATE, "accelerated", aten_table),
     "packages": Table(PACKAGES, "packages", packages_table),
 }

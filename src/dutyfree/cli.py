@@ -16,6 +16,7 @@ class Benchmark(str, enum.Enum):
     calls = "calls"
     training = "training"
     accelerated = "accelerated"
+    cpp = "cpp"
 
 
 class ComparedSide(str, enum.Enum):
@@ -45,10 +46,11 @@ def bench(
 
     calls: beside custom_op and a Library registration. training: calls that record a gradient, beside custom_op and a
     hand-written torch.autograd.Function. accelerated: operators that others registered, before and after accelerate.
+    cpp: an empty C++ function by dutyfree, pybind11, tvm-ffi, nanobind and TORCH_LIBRARY; compiles them first.
     """
     # Imported here so that `dutyfree --help` does not wait for torch.
     from dutyfree.bench.report import print_report
-    from dutyfree.bench.run import run_accelerated, run_calls, run_training
+    from dutyfree.bench.run import run_accelerated, run_calls, run_cpp, run_training
 
     console = Console()
 
@@ -61,6 +63,8 @@ def bench(
         results = run_training(quick=quick, progress=progress)
     elif benchmark is Benchmark.accelerated:
         results = run_accelerated(quick=quick, progress=progress)
+    elif benchmark is Benchmark.cpp:
+        results = run_cpp(quick=quick, progress=progress)
     else:
         results = run_calls(quick=quick, with_compile=compile, progress=progress)
     print_report(results, console)

@@ -72,6 +72,21 @@ def run_accelerated(*, quick: bool = False, progress: Progress = lambda _: None)
     )
 
 
+def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+    """Time a C++ function called from Python in each way there is. Compiles it, which needs a C++ compiler and Ninja."""
+    from dutyfree.bench import cpp  # torch.utils.cpp_extension takes its time
+
+    def jobs() -> list[Job]:
+        progress("compiling")
+        again = (cpp.CASE, AGAIN)
+        blocks = cpp.blocks() | {again: timed_block(cpp.three, cpp.call_of(3))}
+        return [Job(cpp.CASE, torch.device("cpu"), blocks, (cpp.CASE, "python"), again)]
+
+    results = _run(jobs, quick, progress)
+    results.warnings += cpp.missing()
+    return results
+
+
 def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress) -> Results:
     passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
     threads = torch.get_num_threads()
