@@ -2,6 +2,9 @@
 
 from dutyfree import _compatibility  # isort: skip  (first: it says what is wrong where the core would only crash)
 from dutyfree.accelerate import Entry, Report, accelerate, restore
+from dutyfree.cpp import CppOp, Operators, load_library
+from dutyfree.cpp_build import build
+from dutyfree.cpp_paths import cmake_dir, get_include
 from dutyfree.custom_op import CustomOp, fast_custom_op
 from dutyfree.errors import AuditError
 from dutyfree.explain import OperatorStats, Plan, explain, reset_stats, stats
@@ -10,14 +13,20 @@ del _compatibility
 
 __all__ = [
     "AuditError",
+    "CppOp",
     "CustomOp",
     "Entry",
     "OperatorStats",
+    "Operators",
     "Plan",
     "Report",
     "accelerate",
+    "build",
+    "cmake_dir",
     "explain",
     "fast_custom_op",
+    "get_include",
+    "load_library",
     "reset_stats",
     "restore",
     "stats",

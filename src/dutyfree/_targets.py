@@ -33,7 +33,9 @@ _rules: dict[Rule, bool] = {}
 
 def parse(target: Any) -> Rule:
     """The rule of a target of ``accelerate``."""
-    if isinstance(target, CustomOpDef):
+    if isinstance(target, _core.CallTarget):
+        target = target._call_target
+    elif isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, OpOverload):
         target = target.name()

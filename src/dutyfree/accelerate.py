@@ -15,7 +15,7 @@ from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 
 from dutyfree import _core, _front, _registrations, _settings, _targets
 
-Target: TypeAlias = CustomOpDef | OpOverload | OpOverloadPacket | types.ModuleType | str | None
+Target: TypeAlias = CustomOpDef | _core.CallTarget | OpOverload | OpOverloadPacket | types.ModuleType | str | None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
