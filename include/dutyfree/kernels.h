@@ -13,6 +13,7 @@
 #include "dutyfree/parameters.h"
 
 // The kernels that a library puts into PyTorch's dispatch table: what PyTorch calls, and beside it the direct entry.
+#pragma GCC visibility push(hidden)
 namespace dutyfree::detail {
 
 // What PyTorch shows as the place of a registration.
@@ -196,3 +197,4 @@ class VersionKernel final : public DirectKernel {
 };
 
 }  // namespace dutyfree::detail
+#pragma GCC visibility pop

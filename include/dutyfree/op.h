@@ -30,6 +30,11 @@
 //
 // Every operator is PyTorch's own, whether dutyfree is in the process or not. docs/cpp.md has the types that kernels
 // take and return.
+
+// Hidden, as in the other headers but for what the core looks for: each shared library has these for itself, whatever
+// it is compiled with. By default the loader would give all libraries of a process one `load_error`, and of two
+// versions of this file one.
+#pragma GCC visibility push(hidden)
 namespace dutyfree {
 
 struct ImplOptions {
@@ -144,24 +149,32 @@ class Block {
     try {
       library_.emplace(name_space, file, line);
       block(*library_);
+    } catch (const c10::Error& error) {
+      failed(error.what_without_backtrace());  // it would show the loader's frames
     } catch (const std::exception& error) {
-      library_.reset();
-      // An exception can't leave the initialisation of a shared library, it ends the process. dutyfree.load_library
-      // says that it will ask for the error and raise it; whoever else loads the library must not go on without its
-      // operators.
-      if (std::getenv("DUTYFREE_LOADS_LIBRARY") == nullptr) {
-        throw;
-      }
-      load_error() += error.what();
+      failed(error.what());
     }
   }
 
  private:
+  // Inside a handler.
+  void failed(const char* error) {
+    library_.reset();
+    // An exception can't leave the initialisation of a shared library, it ends the process. dutyfree.load_library
+    // says that it will ask for the error and raise it; whoever else loads the library must not go on without its
+    // operators.
+    if (std::getenv("DUTYFREE_LOADS_LIBRARY") == nullptr) {
+      throw;
+    }
+    load_error() += (load_error().empty() ? "" : "\n") + std::string(error);
+  }
+
   std::optional<Library> library_;
 };
 
 }  // namespace detail
 }  // namespace dutyfree
+#pragma GCC visibility pop
 
 // For dutyfree.load_library, which looks it up in the one library that it has loaded.
 extern "C" __attribute__((weak, visibility("default"))) const char* dutyfree_load_error() {

@@ -20,6 +20,7 @@
 
 // From a Value to the C++ type that a kernel declares. Every specialisation of Convert has the form of the parameter
 // and `get`, which makes what the kernel gets: a reference where that is all it needs.
+#pragma GCC visibility push(hidden)
 namespace dutyfree::detail {
 
 using Kind = Parameter::Kind;
@@ -254,3 +255,4 @@ class Argument {
 };
 
 }  // namespace dutyfree::detail
+#pragma GCC visibility pop

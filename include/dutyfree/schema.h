@@ -11,6 +11,7 @@
 #include <vector>
 
 // What a C++ signature says as a schema.
+#pragma GCC visibility push(hidden)
 namespace dutyfree::detail {
 
 template <typename T>
@@ -96,3 +97,4 @@ void check_written(const c10::FunctionSchema& schema) {
 }
 
 }  // namespace dutyfree::detail
+#pragma GCC visibility pop
