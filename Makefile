@@ -95,7 +95,7 @@ faults: $(setup)
 sanitize: $(setup)
 	scripts/sanitize.sh
 
-cpp_files = $(shell find csrc include tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)
+cpp_files = $(shell find csrc include tests/cpp tests/cpp_operators examples -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
 # One target a tool, so that `make -k lint` runs all of them even when one complains.
 lint: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy

@@ -1,4 +1,5 @@
-"""Prints, as CMake `set` commands, what the build needs to know about the torch that is installed.
+"""Prints, as CMake `set` commands, what a build needs to know about the torch that is installed: dutyfree's own build,
+and that of a library that uses dutyfree/op.h.
 
 find_package(Torch) is not used: it pulls in the CUDA toolkit where torch was built with CUDA, and costs more than this.
 """
@@ -15,7 +16,7 @@ def main() -> int:
         from torch.utils import cpp_extension
     except ImportError as error:
         print(
-            f"dutyfree is compiled against the torch that is installed, and {sys.executable} cannot import torch "
+            f"This is compiled against the torch that is installed, and {sys.executable} cannot import torch "
             f"({error}). Install torch first, then run: pip install --no-build-isolation .",
             file=sys.stderr,
         )

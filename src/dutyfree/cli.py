@@ -1,6 +1,7 @@
 """The `dutyfree` command."""
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,40 @@ class ComparedSide(str, enum.Enum):
     both = "both"
 
 
+def _print_path(name: str) -> Callable[[bool], None]:
+    """What prints a folder of cpp_paths and ends the command, for a flag."""
+
+    def print_path(asked: bool) -> None:
+        if asked:
+            from dutyfree import cpp_paths
+
+            print(getattr(cpp_paths, name)())  # one line for scripts, so not rich's, which would wrap it
+            raise typer.Exit()
+
+    return print_path
+
+
 @app.callback()
-def main() -> None:
+def main(
+    include: Annotated[
+        bool,
+        typer.Option(
+            "--include",
+            callback=_print_path("get_include"),
+            is_eager=True,
+            help="Print the folder with dutyfree/op.h, and exit.",
+        ),
+    ] = False,
+    cmake_dir: Annotated[
+        bool,
+        typer.Option(
+            "--cmake-dir",
+            callback=_print_path("cmake_dir"),
+            is_eager=True,
+            help="Print the folder for CMake's dutyfree_ROOT, and exit.",
+        ),
+    ] = False,
+) -> None:
     """Custom operators for PyTorch without the dispatcher tax."""
 
 
