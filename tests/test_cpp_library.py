@@ -97,6 +97,7 @@ def test_calls(operators: dutyfree.Operators, x: torch.Tensor, y: torch.Tensor) 
     assert operators["cpp_tests::plus.number"](x, 2).tolist() == [2, 3, 4, 5]
     assert operators["cpp_tests::plus.tensor"](x, other=y).tolist() == [1, 2, 3, 4]
     assert torch.ops.cpp_tests.axpy(x, y).tolist() == [1, 2, 3, 4]
+    assert operators.square(self=x).tolist() == [0, 1, 4, 9]
 
 
 def test_calls_are_direct(operators: dutyfree.Operators, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -313,6 +314,7 @@ def calls_without_dutyfree() -> None:
     operators = dutyfree.load_library(os.environ["CPP_TESTS_LIBRARY"])
     x = torch.ones(2)
     assert operators.axpy(x, x, 2.0).tolist() == [3, 3]
+    assert operators.square(self=x).tolist() == [1, 1]
     assert dutyfree.explain(operators.axpy, x, x, 2.0).reason == "DUTYFREE=off"
 
 

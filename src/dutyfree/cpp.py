@@ -52,7 +52,7 @@ class CppOp(_core.CallTarget):
         _compile_caches.distinguish_schemas()
         _front.register_builtin(self, self._qualname.partition(".")[0])
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._opoverload(*args, **kwargs)
 
     def __repr__(self) -> str:

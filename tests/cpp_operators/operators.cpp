@@ -35,7 +35,7 @@ at::Tensor axpy_autograd(const at::Tensor& x, const at::Tensor& y, double a) { r
 at::Tensor& scale_(at::Tensor& x, double factor) { return x.mul_(factor); }
 
 // No fake kernel and no autograd: Python registers them.
-at::Tensor square(const at::Tensor& x) { return x * x; }
+at::Tensor square(const at::Tensor& self) { return self * self; }
 
 at::Tensor plus_number(const at::Tensor& x, int64_t number) { return x + number; }
 at::Tensor plus_tensor(const at::Tensor& x, const at::Tensor& other) { return x + other; }
@@ -48,7 +48,7 @@ DUTYFREE_LIBRARY(cpp_tests, m) {
       .fake<&axpy_fake>()
       .autograd<&axpy_autograd>();
   m.def<&scale_>("scale_", {"x", "factor"}).impl<&scale_>(at::kCPU);
-  m.def("square(Tensor x) -> Tensor").impl<&square>(at::kCPU);
+  m.def("square(Tensor self) -> Tensor").impl<&square>(at::kCPU);
   m.def("plus.number(Tensor x, int number) -> Tensor").impl<&plus_number>(at::kCPU);
   m.def("plus.tensor(Tensor x, *, Tensor other) -> Tensor").impl<&plus_tensor>(at::kCPU);
 }
