@@ -25,7 +25,7 @@ assert {include.parent, cmake.parent} == {package}, f"{include}, {cmake}"
 headers = Path(__file__).parents[1] / "include" / "dutyfree"
 assert {path.name for path in (include / "dutyfree").iterdir()} == {path.name for path in headers.glob("*.h")}
 assert (include / "dutyfree" / "op.h").exists()
-assert {path.name for path in cmake.iterdir()} == {"dutyfreeConfig.cmake", "query_torch.py"}
+assert {path.name for path in cmake.iterdir()} >= {"dutyfreeConfig.cmake", "query_torch.py"}
 assert double(torch.ones(2)).tolist() == [2.0, 2.0]
 assert dutyfree.explain(double, torch.ones(2)).path == "direct"
 print(f"{package}: an operator is called directly")
