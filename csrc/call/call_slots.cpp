@@ -25,14 +25,30 @@ PyObject* op_name = nullptr;
 PyObject* overload_name = nullptr;
 PyTypeObject* call_target_type = nullptr;
 
+#if PY_VERSION_HEX < 0x030C0000
+// Where an object has its dict. CPython 3.11 keeps it three words before the object where the class lets it, and what
+// _PyObject_GetDictPtr does beyond reading that is to make the dict if there is none yet.
+PyObject** dict_of(PyObject* self) {
+#if PY_VERSION_HEX >= 0x030B0000
+  if ((Py_TYPE(self)->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0) [[likely]] {
+    PyObject** dict = reinterpret_cast<PyObject**>(self) - 3;
+    if (*dict != nullptr) [[likely]] {
+      return dict;
+    }
+  }
+#endif
+  return _PyObject_GetDictPtr(self);
+}
+#endif
+
 // An instance attribute, read anew on every call, a new reference; null without a Python error where there is none. Up
 // to CPython 3.11 an instance's dict carries a number that tells this state of this dict from every other (see
 // DictWatch), so one comparison stands for the look-up.
 class AttributeReader {
  public:
-  PyRef read(PyObject* self, PyObject* name) {
+  [[gnu::always_inline]] PyRef read(PyObject* self, PyObject* name) {
 #if PY_VERSION_HEX < 0x030C0000
-    PyObject** dict = _PyObject_GetDictPtr(self);
+    PyObject** dict = dict_of(self);
     if (dict != nullptr && *dict != nullptr) [[likely]] {
       const std::uint64_t version = DictWatch::version(*dict);
       if (version != version_) [[unlikely]] {
@@ -61,7 +77,7 @@ class AttributeReader {
 // Guarded by the GIL.
 std::array<AttributeReader, 256> readers;
 
-PyRef attribute(PyObject* self, PyObject* name) {
+[[gnu::always_inline]] inline PyRef attribute(PyObject* self, PyObject* name) {
   return readers[(reinterpret_cast<std::uintptr_t>(self) >> 4U) % readers.size()].read(self, name);
 }
 
@@ -75,7 +91,7 @@ class FirstCalls {
   }
 
   // The `_op` to call: a new one if that was the answer.
-  PyRef op_of(PyObject* self, PyRef op) {
+  [[gnu::noinline]] PyRef op_of(PyObject* self, PyRef op) {
     if (!ask_ || !asked_.try_emplace(op.get(), PyRef::borrow(op.get())).second) {
       return op;
     }
@@ -98,9 +114,12 @@ FirstCalls& first_calls() {
   return *calls;
 }
 
-PyRef current_op(PyObject* self) {
+[[gnu::always_inline]] inline PyRef current_op(PyObject* self) {
   PyRef op = attribute(self, op_name);
-  return !op || is_op_callable(op.get()) ? std::move(op) : first_calls().op_of(self, std::move(op));
+  if (op && !is_op_callable(op.get())) [[unlikely]] {
+    return first_calls().op_of(self, std::move(op));
+  }
+  return op;
 }
 
 PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -108,7 +127,10 @@ PyObject* overload_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (!op) [[unlikely]] {
     return overload.original(self, args, kwargs);
   }
-  return is_op_callable(op.get()) ? call_with_tuple(op.get(), args, kwargs) : PyObject_Call(op.get(), args, kwargs);
+  if (is_op_callable(op.get())) [[likely]] {
+    return call_with_tuple(op.get(), args, kwargs);
+  }
+  return PyObject_Call(op.get(), args, kwargs);
 }
 
 // A packet's own __call__ also looks for script objects, so only packets with our callable skip it.

@@ -78,10 +78,12 @@ T* TypedArguments::Room::take(std::size_t count) {
 }
 
 bool TypedArguments::convert(const Signature& signature, BoundArguments& bound) {
-  const auto& slots = signature.slots();
+  // Not the vector itself: what is written below could be its members, for all that the compiler knows.
+  const Slot* const slots = signature.slots().data();
+  const std::size_t count = signature.slots().size();
   c10::DispatchKeySet keys;
   bool may_require_grad = false;
-  for (std::size_t index = 0; index < slots.size(); ++index) {
+  for (std::size_t index = 0; index < count; ++index) {
     const Slot& slot = slots[index];
     Value& value = values_[index];
     PyObject* object = bound.value(index);
