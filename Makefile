@@ -95,7 +95,8 @@ faults: $(setup)
 sanitize: $(setup)
 	scripts/sanitize.sh
 
-cpp_files = $(shell find csrc include tests/cpp tests/cpp_operators examples -name '*.h' -o -name '*.cpp' 2>/dev/null)
+# Not what CMake puts into an example's build folder.
+cpp_files = $(shell find csrc include tests/cpp tests/cpp_operators examples -not -path '*/build/*' '(' -name '*.h' -o -name '*.cpp' ')' 2>/dev/null)
 
 # One target a tool, so that `make -k lint` runs all of them even when one complains.
 lint: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
