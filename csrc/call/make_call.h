@@ -92,7 +92,7 @@ inline bool fits_no_way(const Decision& decision) {
       *result = run_decided(op, decision, thread, values);
       return Outcome::Made;
     }
-    if (decision.path == observe::Path::Boxed) {
+    if (decision.path == observe::Path::Boxed && values.boxed.has_value()) {
       *result = run_boxed(op, *values.boxed);
       return Outcome::Made;
     }

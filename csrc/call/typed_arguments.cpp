@@ -255,11 +255,12 @@ void TypedArguments::own_tensors(const Signature& signature) {
   for (const std::uint8_t slot : signature.tensor_slots()) {
     const ValueType& type = signature.slots()[slot].type;
     Value& value = values_[slot];
-    if (!type.list && !(type.optional && value.size == Value::Absent)) {
-      auto* place = room().take<at::Tensor>(1);
-      room().own(place, *static_cast<const at::Tensor*>(value.data));
-      value.data = place;
+    if (type.list || (type.optional && value.size == Value::Absent)) {
+      continue;  // lists own theirs
     }
+    auto* place = room().take<at::Tensor>(1);
+    room().own(place, *static_cast<const at::Tensor*>(value.data));
+    value.data = place;
   }
 }
 

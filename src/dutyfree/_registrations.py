@@ -57,8 +57,9 @@ def know(operator: _core.Operator, definition: CustomOpDef, registered: list[tup
 
 
 def learn(operator: _core.Operator) -> list[str]:
-    """Tell the core what the kernels do that are in force for an operator that someone else registered: the Python ones,
-    and the C++ ones with a direct entry.
+    """Tell the core what the kernels do that are in force for an operator that someone else registered.
+
+    Those are the Python ones, and the C++ ones with a direct entry.
 
     Returns the dispatch keys with a Python kernel that can't be read.
     """

@@ -5,6 +5,7 @@ tvm-ffi are in the extra ``bench``.
 """
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,8 +62,7 @@ def candidates() -> Iterator[tuple[str, Callable[..., Any]]]:
 
         yield "tvm_ffi", tvm_ffi.cpp.load("dutyfree_bench_tvm_ffi", cpp_files=[str(SOURCES / "with_tvm_ffi.cpp")]).three
     if importlib.util.find_spec("nanobind") is not None:
-        import nanobind
-
+        nanobind: Any = importlib.import_module("nanobind")  # has no types
         folder = Path(nanobind.__file__).parent
         yield (
             "nanobind",

@@ -73,7 +73,7 @@ def run_accelerated(*, quick: bool = False, progress: Progress = lambda _: None)
 
 
 def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
-    """Time a C++ function called from Python in each way there is. Compiles it, which needs a C++ compiler and Ninja."""
+    """Time a C++ function called from Python in each way there is; compiles it by a C++ compiler and Ninja."""
     from dutyfree.bench import cpp  # torch.utils.cpp_extension takes its time
 
     def jobs() -> list[Job]:
