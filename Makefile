@@ -69,6 +69,7 @@ bench: build
 	dutyfree bench calls --compile --json benchmarks/results/calls.json
 	dutyfree bench training --json benchmarks/results/training.json
 	dutyfree bench accelerated --json benchmarks/results/accelerated.json
+	dutyfree bench cpp --json benchmarks/results/cpp.json
 	python benchmarks/render.py
 
 # Operators of real packages before and after dutyfree.accelerate, in an environment of their own.
