@@ -23,6 +23,10 @@ from parity import unique_namespaces
 
 Way = tuple[str, str]
 
+# Where Library.impl may put a body; under "" it is the composite one. Those that autograd's fallback lies above.
+KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
+BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
+
 DIRECT: Way = ("direct", "")
 AUTOGRAD: Way = ("autograd", "requires-grad")
 BOXED_FOR_GRADIENT: Way = ("boxed", "requires-grad")

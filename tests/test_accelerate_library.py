@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accelerated import (
     DIRECT,
+    KEYS,
     check,
     library_twins,
     ones,
@@ -19,9 +20,6 @@ from accelerated import (
 from dutyfree.check.outcome import Arguments, call
 
 __all__ = ["restored"]  # a fixture for every test here
-
-KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
-BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
 
 
 # Arguments

@@ -10,8 +10,10 @@ from torch import Tensor
 import dutyfree
 from accelerated import (
     AUTOGRAD,
+    BELOW_AUTOGRAD,
     BOXED_FOR_GRADIENT,
     DIRECT,
+    KEYS,
     both,
     check,
     doubled,
@@ -24,9 +26,6 @@ from accelerated import (
 from dutyfree.check.outcome import Side, call
 
 __all__ = ["restored"]  # a fixture for every test here
-
-KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
-BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
 
 
 @pytest.mark.parametrize("key", KEYS)

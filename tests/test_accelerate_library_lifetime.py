@@ -13,6 +13,7 @@ from torch.library import Library
 
 import dutyfree
 from accelerated import (
+    KEYS,
     Answering,
     both,
     check,
@@ -27,9 +28,6 @@ from accelerated import (
 from dutyfree.check.outcome import Arguments, Side, call
 
 __all__ = ["restored"]  # a fixture for every test here
-
-KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
-BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
 
 
 class Failure(Exception):

@@ -10,6 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dutyfree
 from accelerated import (
+    BELOW_AUTOGRAD,
+    KEYS,
     Answering,
     Seeing,
     SeeingFunctions,
@@ -23,9 +25,6 @@ from accelerated import (
 from dutyfree.check.outcome import Side, call
 
 __all__ = ["restored"]  # a fixture for every test here
-
-KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
-BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -12,6 +12,7 @@ import dutyfree
 from accelerated import (
     BOXED_FOR_KERNEL,
     DIRECT,
+    KEYS,
     Twins,
     both,
     check,
@@ -28,9 +29,6 @@ from dutyfree.check.outcome import Arguments, Side, call
 from isolated import run_isolated
 
 __all__ = ["restored"]  # a fixture for every test here
-
-KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
-BELOW_AUTOGRAD = ["CPU", "CompositeExplicitAutograd"]
 
 
 def test_the_functions_of_torch_library_register_operators_that_run_directly() -> None:
