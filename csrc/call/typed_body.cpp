@@ -47,8 +47,8 @@ class TensorResults {
   int count_ = 0;
 };
 
-void call_kernel(const TypedBody& body, const Signature& signature, Results& results) {
-  if (body.releases_gil) {
+[[gnu::always_inline]] inline void call_kernel(const TypedBody& body, const Signature& signature, Results& results) {
+  if (body.releases_gil) [[unlikely]] {
     body.arguments->own_tensors(signature);
     const torch_compat::GilReleased released;
     body.call(body.arguments->values(), results);
@@ -57,7 +57,7 @@ void call_kernel(const TypedBody& body, const Signature& signature, Results& res
   }
 }
 
-PyRef run_for_tensors(const TypedBody& body, const Signature& signature) {
+[[gnu::always_inline]] inline PyRef run_for_tensors(const TypedBody& body, const Signature& signature) {
   TensorResults made;
   Results results{.tensors = made.tensors(), .others = nullptr};
   call_kernel(body, signature, results);
