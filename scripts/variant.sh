@@ -35,6 +35,7 @@ for file in src/dutyfree/*; do
   esac
 done
 ln -s "$build"/_core*.so "$build/_build_info.py" "$package/dutyfree/"
+ln -s "$PWD/include" "$PWD/cmake" "$package/dutyfree/"  # as in a wheel
 
 if [ $# = 0 ]; then
   echo "$package"

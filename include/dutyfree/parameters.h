@@ -132,7 +132,9 @@ struct Element<std::optional<at::Tensor>> {
 
 template <typename T>
 c10::ArrayRef<typename Element<T>::Stored> stored(const Value& value) {
-  return {static_cast<const typename Element<T>::Stored*>(value.data), static_cast<std::size_t>(value.size)};
+  // No braces: for bools those would be the elements.
+  return c10::ArrayRef<typename Element<T>::Stored>(static_cast<const typename Element<T>::Stored*>(value.data),
+                                                    static_cast<std::size_t>(value.size));
 }
 
 template <typename T>
@@ -178,7 +180,7 @@ class Held {
       items_[size_++] = as_element<T>(item);
     }
   }
-  operator c10::ArrayRef<T>() const { return {items_.get(), size_}; }
+  operator c10::ArrayRef<T>() const { return c10::ArrayRef<T>(items_.get(), size_); }
 
  private:
   std::unique_ptr<T[]> items_;

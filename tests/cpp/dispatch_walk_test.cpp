@@ -40,7 +40,7 @@ class Walk : public ::testing::Test {
          std::make_shared<BackendKernel>(BackendKernel::Parts{
              .functions = evaluate("{None: len}"),
              .disabled = evaluate("set()"),
-             .device_type = PyRef::borrow(Py_None),
+             .device_type = PyRef::steal(PyCell_New(Py_None)),
              .default_function = evaluate("len"),
              .unwrap = evaluate("lambda entry: (entry, None)"),
              .judge = evaluate("None"),
