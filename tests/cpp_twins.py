@@ -43,12 +43,14 @@ def library_file(name: str) -> Path:
     library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            _compile(_sources / f"{name}.cpp", library)
+        errors = "" if library.exists() else _compile(_sources / f"{name}.cpp", library)
+    assert not errors, errors
     return library
 
 
-def _compile(source: Path, library: Path) -> None:
+# Once a process, whatever comes of it.
+@functools.cache
+def _compile(source: Path, library: Path) -> str:
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     unfinished = library.with_suffix(".unfinished")
     command = ["g++", *_FLAGS, f"-I{_root / 'include'}", *(f"-isystem{path}" for path in includes)]
@@ -56,8 +58,10 @@ def _compile(source: Path, library: Path) -> None:
     command += [str(source), "-o", str(unfinished), *(f"-L{path}" for path in cpp_extension.library_paths())]
     command += [f"-l{name}" for name in ("c10", "torch", "torch_cpu", "torch_python")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr
+    if done.returncode != 0:
+        return done.stderr
     unfinished.rename(library)
+    return ""
 
 
 @functools.cache

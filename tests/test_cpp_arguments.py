@@ -272,6 +272,12 @@ def test_many_arguments_together(length: int) -> None:
     alike("arguments", "many", lambda: call(x(), [1], x(), (x(), x())))
 
 
+def test_as_many_arguments_as_pytorch_allows() -> None:
+    alike("arguments", "of_64", lambda: call(x()))
+    alike("arguments", "of_64", lambda: call(x(), *range(63)))
+    alike("arguments", "of_64", lambda: call(x(), n62=-1))
+
+
 def test_operators_without_tensors() -> None:
     alike("arguments", "nothing", call)
     alike("arguments", "no_tensor", lambda: call(3))

@@ -11,8 +11,9 @@ from torch.autograd import forward_ad
 
 import dutyfree
 from accelerated import AUTOGRAD, DIRECT, Way, both, refused, restored, took
-from cpp_twins import alike, call, twins
+from cpp_twins import alike, call, load, twins
 from dutyfree.check.outcome import Arguments, Side
+from isolated import run_isolated
 
 __all__ = ["restored"]  # a fixture for every test here
 
@@ -184,6 +185,77 @@ def test_a_formula_in_python_over_a_cpp_kernel() -> None:
             made._destroy()
     alike(LIBRARY, "cubed", lambda: call(g()), None)
     alike(LIBRARY, "cubed", lambda: call(x()), DIRECT)
+
+
+def sums_with_a_formula(side: Side, lists: list[Any]) -> list[Any]:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.n = len(inputs[0])
+
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return [gradient] * ctx.n, gradient, None
+
+    library = torch.library.Library(side.namespace, "FRAGMENT")
+    name = f"{side.namespace}::sum_of"
+    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+    found: list[Any] = []
+    for tensors in lists:
+        for y in (x(), g()):
+            result = side.overload(tensors, y)
+            found.append((result.tolist(), side.text(type(result.grad_fn).__name__)))
+            if result.requires_grad:
+                result.sum().backward()
+            found.append([None if tensor.grad is None else tensor.grad.tolist() for tensor in (*tensors, y)])
+    library._destroy()
+    return found
+
+
+def a_formula_in_python_over_lists() -> None:
+    both(twins(LIBRARY, "sum_of"), lambda side: sums_with_a_formula(side, [[g(), x()], [x()], [g()] * 20]))
+    assert dutyfree.stats()["cppbehaviour_fast::sum_of"].calls["autograd"] > 0
+
+
+def a_formula_in_python_over_tuples() -> None:
+    both(twins(LIBRARY, "sum_of"), lambda side: sums_with_a_formula(side, [(g(), x()), (x(),), (g(),) * 20]))
+    assert dutyfree.stats()["cppbehaviour_fast::sum_of"].calls["autograd"] > 0
+
+
+TUPLES_CRASH = "dispatch_walk.cpp: asks_for_gradient() reads a tuple as a list, and crashes"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        a_formula_in_python_over_lists,
+        pytest.param(a_formula_in_python_over_tuples, marks=pytest.mark.xfail(strict=True, reason=TUPLES_CRASH)),
+    ],
+)
+def test_a_formula_in_python_over_a_cpp_kernel_that_takes_a_list(run: Callable[[], None]) -> None:
+    load(LIBRARY)
+    run_isolated(run)
+
+
+@pytest.mark.parametrize("key", ["CPU", "Autograd", "AutogradCPU"])
+def test_a_python_kernel_beside_a_cpp_autograd_function(key: str) -> None:
+    both_ = twins(LIBRARY, "scaled")
+
+    def sevenfold(first: Tensor, second: Tensor, a: float = 2.0) -> Tensor:
+        return first * second * 7
+
+    remove = both_.override(sevenfold, key)
+    for make in (lambda: call(x(), x()), lambda: call(g(), x(), 1.0)):
+        found = alike(LIBRARY, "scaled", make, None)
+        assert found.value["values"] == str((x() * x() * 7).tolist())
+    remove()
+    alike(LIBRARY, "scaled", lambda: call(g(), x()), AUTOGRAD)
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode():
+        given = x()
+    alike(LIBRARY, "scaled", lambda: call(given, x()), None)
+    refused(alike(LIBRARY, "scaled", lambda: call(given, g()), None))
+    with torch.inference_mode():
+        alike(LIBRARY, "scaled", lambda: call(given, x()), None)
 
 
 @pytest.mark.parametrize(

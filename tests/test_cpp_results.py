@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 import dutyfree
-from accelerated import refused, restored
+from accelerated import DIRECT, Way, refused, restored
 from cpp_twins import alike, both_sides, call, twins
 from dutyfree.check.outcome import Arguments
 
 __all__ = ["restored"]  # a fixture for every test here
 
 RESULTS = [
-    "doubled", "itself", "view", "undefined", "nothing", "two", "three", "one_in_tuple", "mixed", "many_and_one",
+    "doubled", "itself", "view", "undefined", "nothing", "two", "three", "one_in_tuple", "mixed",
+    "many_and_one",
     "an_int", "a_symint", "a_float", "a_bool", "a_str", "a_scalar", "some_ints", "some_floats", "a_dtype", "a_device",
     "maybe_tensor", "maybe_int", "a_dict",
 ]  # fmt: skip
@@ -46,6 +47,11 @@ class Marked(Tensor):
 @pytest.mark.parametrize("make", [x, lambda: torch.ones(1), lambda: torch.arange(3), lambda: x().t()[1:]])
 def test_a_result(name: str, make: Callable[[], Tensor]) -> None:
     alike("results", name, lambda: call(make()))
+
+
+@pytest.mark.parametrize(("name", "way"), [("sixteen", DIRECT), ("seventeen", ("boxed", "cpp-kernel"))])
+def test_as_many_results_as_the_direct_path_takes_and_one_more(name: str, way: Way) -> None:
+    alike("results", name, lambda: call(x()), way)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 100])
@@ -83,6 +89,10 @@ WRITTEN: list[tuple[str, Callable[[], Arguments]]] = [
     ("add_", lambda: call(x())),
     ("add_", lambda: call(x(), a=2.5)),
     ("add_", lambda: call(x().t())),
+    ("add_without_gil_", lambda: call(x())),
+    ("add_unnamed_", lambda: call(x(), 2)),
+    ("two_inferred.out", lambda: call(x(), torch.empty(2, 3), second=torch.empty(2, 3))),
+    ("with_words", lambda: call(x(), n=None, a=2, text="")),
     ("add_nothing_returned", lambda: call(x(), x())),
     ("add_nothing_returned", lambda: call(shared := x(), shared)),
     ("add", lambda: call(x(), x(), out=torch.empty(2, 3))),
@@ -141,8 +151,16 @@ def test_what_a_kernel_assigns_to_its_parameter_stays_in_it() -> None:
     assert dutyfree.stats()[both.accelerated.qualname].calls["direct"] == 1
 
 
-def test_what_a_kernel_assigns_to_its_parameter_and_returns() -> None:
-    alike("results", "assigns_", lambda: call(x()))
+@pytest.mark.parametrize("name", ["assigns_", "assigns_without_gil_"])
+def test_what_a_kernel_assigns_to_its_parameter_and_returns(name: str) -> None:
+    alike("results", name, lambda: call(x()))
+
+
+@pytest.mark.parametrize("name", ["with_words", "add_unnamed_", "two_inferred.out"])
+def test_a_schema_that_is_made_of_the_function(name: str) -> None:
+    both = twins("results", name)
+    slow, fast = (side.overload._schema for side in both.sides())
+    assert both.reference.text(slow) == both.accelerated.text(fast)
 
 
 def test_an_inference_tensor_is_written_to_outside_inference_mode() -> None:
@@ -181,11 +199,7 @@ def test_an_exception_that_the_kernel_lets_through() -> None:
 
 
 def test_what_is_thrown_and_no_exception() -> None:
-    # PyTorch's own path would let it end the process.
-    both = twins("results", "raises_no_exception")
-    with pytest.raises(RuntimeError):
-        both.accelerated.overload(x())
-    assert dutyfree.stats()[both.accelerated.qualname].calls["direct"] == 1
+    refused(alike("results", "raises_no_exception", lambda: call(x())))
 
 
 def test_an_exception_leaves_no_state_behind() -> None:

@@ -76,9 +76,27 @@ void lists(Library& m) {
   on_cpu<&seen<Tensor, optional<c10::List<bool>>>>(m, "bools_optional(Tensor x, bool[]? flags=None) -> str");
 }
 
+template <std::size_t>
+using Int = int64_t;
+template <std::size_t... index>
+std::string sum_of_all(const Tensor&, Int<index>... values) {
+  return std::to_string((values + ...));
+}
+
+// As many arguments as PyTorch allows: a tensor and 63 numbers.
+template <typename Library, std::size_t... index>
+void crowd(Library& m, const std::string& name, std::index_sequence<index...>) {
+  std::string schema = name + "(Tensor x";
+  ((schema += ", int n" + std::to_string(index) + "=" + std::to_string(index)), ...);
+  on_cpu<&sum_of_all<index...>>(m, (schema + ") -> str").c_str());
+}
+
 template <typename Library>
 void together(Library& m) {
-  on_cpu<&seen<Tensor, int64_t, double, bool>>(m, "keyword_only(Tensor x, int n=1, *, float a=0.5, bool flag=False) -> str");
+  crowd(m, "of_64", std::make_index_sequence<63>());
+  on_cpu<
+      &seen<Tensor, int64_t, double, bool>>(m,
+                                            "keyword_only(Tensor x, int n=1, *, float a=0.5, bool flag=False) -> str");
   on_cpu<&seen<Tensor, at::IntArrayRef, optional<Tensor>, at::TensorList, at::ArrayRef<double>, std::string_view>>(
       m, "many(Tensor x, int[] ns, Tensor? y, Tensor[] xs, float[] as_=[0.5], str text=\"a\") -> str");
   anywhere<&seen<>>(m, "nothing() -> str");

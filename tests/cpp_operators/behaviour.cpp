@@ -62,9 +62,8 @@ struct SumAndCount : torch::autograd::Function<SumAndCount<fast>> {
   static variable_list forward(AutogradContext* ctx, at::TensorList xs) {
     const at::AutoDispatchBelowAutograd guard;
     ctx->saved_data["n"] = static_cast<int64_t>(xs.size());
-    auto [sum, count] = operator_named<fast>("sum_and_count")
-                            .template typed<std::tuple<Tensor, Tensor>(at::TensorList)>()
-                            .call(xs);
+    auto [sum, count] =
+        operator_named<fast>("sum_and_count").template typed<std::tuple<Tensor, Tensor>(at::TensorList)>().call(xs);
     ctx->mark_non_differentiable({count});
     return {sum, count};
   }

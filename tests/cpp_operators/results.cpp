@@ -14,6 +14,7 @@ using at::Tensor;
 using std::int64_t;
 using std::tuple;
 using std::vector;
+using twin::inferred;
 using twin::on_cpu;
 
 // --- results
@@ -47,8 +48,29 @@ c10::Dict<std::string, Tensor> a_dict(const Tensor& x) {
   return dict;
 }
 
+// As many as the direct path takes, and one more.
+template <std::size_t... index>
+auto copies(const Tensor& x, std::index_sequence<index...>) {
+  return std::make_tuple(x + static_cast<int64_t>(index)...);
+}
+auto sixteen(const Tensor& x) { return copies(x, std::make_index_sequence<16>()); }
+auto seventeen(const Tensor& x) { return copies(x, std::make_index_sequence<17>()); }
+tuple<Tensor, double> with_words(const Tensor& x, double a, std::optional<int64_t> n, const std::string&) {
+  return {x * a, static_cast<double>(n.value_or(-1))};
+}
+
+std::string tensors_in_schema(int count) {
+  std::string text = "Tensor";
+  for (int index = 1; index < count; ++index) {
+    text += ", Tensor";
+  }
+  return "(" + text + ")";
+}
+
 template <typename Library>
 void results(Library& m) {
+  on_cpu<&sixteen>(m, ("sixteen(Tensor x) -> " + tensors_in_schema(16)).c_str());
+  on_cpu<&seventeen>(m, ("seventeen(Tensor x) -> " + tensors_in_schema(17)).c_str());
   on_cpu<&doubled>(m, "doubled(Tensor x) -> Tensor");
   on_cpu<&itself>(m, "itself(Tensor x) -> Tensor");
   on_cpu<&view>(m, "view(Tensor x) -> Tensor");
@@ -128,6 +150,13 @@ void written(Library& m) {
   on_cpu<&assigns_and_returns_nothing>(m, "assigns_and_returns_nothing(Tensor(a!) x) -> ()");
   on_cpu<&swaps>(m, "swaps(Tensor(a!) x, Tensor(b!) y) -> ()");
   on_cpu<&moves_from_its_value>(m, "moves_from_its_value(Tensor x) -> Tensor");
+  on_cpu<&add_>(m, "add_without_gil_(Tensor(a!) x, float a=1.0) -> Tensor(a!)", {.release_gil = true});
+  on_cpu<&assigns_>(m, "assigns_without_gil_(Tensor(a!) x) -> Tensor(a!)", {.release_gil = true});
+  inferred<&with_words>(m, "with_words", {"x", "a", "n", "text"},
+                        "with_words(Tensor x, float a, int? n, str text) -> (Tensor, float)");
+  inferred<&add_>(m, "add_unnamed_", {}, "add_unnamed_(Tensor(a!) _0, float _1) -> Tensor(a!)");
+  inferred<&two_out>(m, "two_inferred.out", {"x", "first", "second"},
+                     "two_inferred.out(Tensor x, Tensor(a!) first, Tensor(b!) second) -> (Tensor(a!), Tensor(b!))");
   on_cpu<&writes_then_raises>(m, "writes_then_raises(Tensor(a!) x) -> ()");
 }
 

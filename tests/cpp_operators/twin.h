@@ -3,12 +3,13 @@
 #include <torch/library.h>
 
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "dutyfree/op.h"
 
-// The reference for operators of DUTYFREE_LIBRARY: what a block says, registered by PyTorch's own means. A block that is
-// a template of its library defines the same operators twice, as `name_fast` and, never known to dutyfree, `name_slow`.
+// The reference for operators of DUTYFREE_LIBRARY: what a block says, registered by PyTorch's own means. A block that
+// is a template of its library defines the same operators twice, as `name_fast` and, never known to dutyfree,
+// `name_slow`.
 namespace twin {
 
 // New versions for what is written to, which torch.library.custom_op's operators have and plain C++ ones don't.
@@ -64,6 +65,10 @@ class Library {
     }
     return Operator(library_, name);
   }
+  template <auto>
+  Operator def_of(const std::string&, const std::vector<std::string>&, const std::string& schema) {
+    return def(schema);
+  }
 
  private:
   torch::Library& library_;
@@ -75,6 +80,11 @@ class FastLibrary {
 
   explicit FastLibrary(dutyfree::Library& library) : library_(library) {}
   dutyfree::Operator def(const std::string& schema) { return library_.def(schema); }
+  // The schema is made of the function, and has to come out as the one that is written down.
+  template <auto function>
+  dutyfree::Operator def_of(const std::string& name, const std::vector<std::string>& names, const std::string&) {
+    return library_.def<function>(name, names);
+  }
 
  private:
   dutyfree::Library& library_;
@@ -87,6 +97,11 @@ auto on_cpu(Library& m, const char* schema, dutyfree::ImplOptions options = {}) 
   op.template impl<function>(c10::DispatchKey::CPU, options);
   return op;
 }
+// The same with a schema that is made of the function.
+template <auto function, typename Library>
+void inferred(Library& m, const char* name, const std::vector<std::string>& names, const char* schema) {
+  m.template def_of<function>(name, names, schema).template impl<function>(c10::DispatchKey::CPU);
+}
 // The same without a tensor to tell the device.
 template <auto function, typename Library>
 auto anywhere(Library& m, const char* schema) {
@@ -97,12 +112,12 @@ auto anywhere(Library& m, const char* schema) {
 
 }  // namespace twin
 
-#define TWINS(name, block)                               \
-  DUTYFREE_LIBRARY(name##_fast, m) {                     \
-    twin::FastLibrary library(m);                        \
-    block(library);                                      \
-  }                                                      \
-  TORCH_LIBRARY(name##_slow, m) {                        \
-    twin::Library library(m);                            \
-    block(library);                                      \
+#define TWINS(name, block)           \
+  DUTYFREE_LIBRARY(name##_fast, m) { \
+    twin::FastLibrary library(m);    \
+    block(library);                  \
+  }                                  \
+  TORCH_LIBRARY(name##_slow, m) {    \
+    twin::Library library(m);        \
+    block(library);                  \
   }
