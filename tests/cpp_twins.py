@@ -26,7 +26,7 @@ from dutyfree.check.outcome import Arguments, Outcome, Side, call, outcome_of
 _root = Path(__file__).resolve().parent.parent
 _sources = _root / "tests" / "cpp_operators"
 
-_FLAGS = ("-std=c++20", "-O0", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden")
 
 BOXED_FOR_TYPE: Way = ("boxed", "argument-type")
 

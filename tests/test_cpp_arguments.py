@@ -187,10 +187,6 @@ def test_a_value_of_the_parameters_type_goes_directly(name: str, value: Any) -> 
     alike("arguments", name, lambda: call(**{arguments_of(schema)[1]: value, "x": x()}))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="parameters.h: stored<bool>() makes an ArrayRef of an initializer_list of two bools that is gone by then",
-)
 @pytest.mark.parametrize("name", ["bools_in_list", "bools_optional"])
 @pytest.mark.parametrize("value", BOOLS, ids=len)
 def test_a_list_of_bools_goes_directly(name: str, value: Any) -> None:

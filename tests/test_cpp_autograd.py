@@ -18,7 +18,6 @@ from isolated import run_isolated
 __all__ = ["restored"]  # a fixture for every test here
 
 LIBRARY = "behaviour"
-TANGENTS_ARE_DROPPED = "AutogradKernel in kernels.h asks only for requires_grad: it takes no notice of dual tensors"
 
 
 def x() -> Tensor:
@@ -219,14 +218,11 @@ def a_formula_in_python_over_tuples() -> None:
     assert dutyfree.stats()["cppbehaviour_fast::sum_of"].calls["autograd"] > 0
 
 
-TUPLES_CRASH = "dispatch_walk.cpp: asks_for_gradient() reads a tuple as a list, and crashes"
-
-
 @pytest.mark.parametrize(
     "run",
     [
         a_formula_in_python_over_lists,
-        pytest.param(a_formula_in_python_over_tuples, marks=pytest.mark.xfail(strict=True, reason=TUPLES_CRASH)),
+        a_formula_in_python_over_tuples,
     ],
 )
 def test_a_formula_in_python_over_a_cpp_kernel_that_takes_a_list(run: Callable[[], None]) -> None:
@@ -258,9 +254,7 @@ def test_inference_mode() -> None:
         alike(LIBRARY, "scaled", lambda: call(given, x()), None)
 
 
-@pytest.mark.parametrize(
-    "name", ["matched", pytest.param("scaled", marks=pytest.mark.xfail(strict=True, reason=TANGENTS_ARE_DROPPED))]
-)
+@pytest.mark.parametrize("name", ["matched", "scaled"])
 def test_forward_mode_tangents(name: str) -> None:
     def run(side: Side) -> Any:
         with forward_ad.dual_level():

@@ -25,9 +25,6 @@ def x() -> Tensor:
     return torch.arange(1.0, 5.0).reshape(2, 2)
 
 
-TANGENTS_ARE_DROPPED = "AutogradKernel in kernels.h asks only for requires_grad: it takes no notice of dual tensors"
-
-
 class Wrapped(Tensor):
     """A subclass whose operators reach __torch_dispatch__."""
 
@@ -174,10 +171,7 @@ def test_meta_tensors() -> None:
     ids=["vmap", "vmap in_dims", "grad", "vjp", "jvp", "functionalize", "jacrev"],
 )
 @pytest.mark.parametrize("name", ["scaled", "matched"])
-def test_functorch(transform: Callable[[Any], Any], name: str, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.id == "scaled-jvp":
-        request.applymarker(pytest.mark.xfail(strict=True, reason=TANGENTS_ARE_DROPPED))
-
+def test_functorch(transform: Callable[[Any], Any], name: str) -> None:
     def run(side: Side) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -42,9 +42,11 @@ bool asks_for_gradient(PyObject* value, bool list) {
   if (!list) {
     return torch_compat::requires_grad(*torch_compat::tensor_impl(value));
   }
+  // A tuple where a C++ kernel takes it as it is.
+  PyObject** items = PySequence_Fast_ITEMS(value);
   bool asks = false;
-  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(value); ++index) {
-    PyObject* item = PyList_GET_ITEM(value, index);
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+    PyObject* item = items[index];
     if (item == Py_None) {
       return false;
     }
@@ -80,6 +82,12 @@ Reason gradient_reason(const Operator& op, const BoundArguments& arguments, cons
     return Reason::GradientForm;
   }
   return function_apply_stands() ? Reason::RequiresGrad : Reason::PatchedApply;
+}
+
+// Whether an argument has a tangent, as dual tensors of forward mode have without requiring a gradient.
+bool any_has_tangent(const Operator& op, const BoundArguments& arguments) {
+  return arguments.any_tensor(op.signature(), op.signature().tensor_slots(),
+                              [](c10::TensorImpl& tensor) { return torch_compat::has_tangent(tensor); });
 }
 
 bool mutates_inference_tensor(const Operator& op, const BoundArguments& arguments) {
@@ -150,6 +158,13 @@ void walk(Operator& op,
     if (!route.complete) {
       return;
     }
+  }
+  if (route.typed_autograd != nullptr && arguments.may_require_grad() && any_has_tangent(op, arguments)) [[unlikely]] {
+    // With or without a gradient: the function says what becomes of tangents, as a rule that it has no way for them.
+    decision.path = Path::Autograd;
+    decision.reason = Reason::RequiresGrad;
+    decision.typed = route.typed_autograd;
+    return;
   }
   if (arguments.may_require_grad() && (route.below_autograd || route.crosses_fallback) && thread.grad_mode()) {
     decision.reason = gradient_reason(op, arguments, route);

@@ -59,6 +59,14 @@ inline bool requires_grad(const c10::TensorImpl& tensor) {
   return has_autograd_state(tensor) && tensor.requires_grad();
 }
 
+// Whether the tensor is a dual one of forward mode.
+inline bool has_tangent(c10::TensorImpl& tensor) {
+  return has_autograd_state(tensor) &&
+         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(&tensor))
+             ._fw_grad(0)
+             .defined();
+}
+
 // An inference tensor has none. PyTorch refuses to mutate it outside inference mode.
 inline bool has_version_counter(const c10::TensorImpl& tensor) { return tensor.version_counter().enabled(); }
 

@@ -101,7 +101,11 @@ class FunctionKernel<function, Result(Declared...)> : public DirectKernel {
 // --- autograd
 // ---------------------------------------------------------------------------------------------------------
 
-inline bool requires_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+// A dual tensor of forward mode has a tangent, whether gradients are recorded or not.
+inline bool requires_grad(const at::Tensor& tensor) {
+  return tensor.defined() &&
+         ((at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined());
+}
 template <typename T>
 bool requires_grad(const T&) {
   return false;
@@ -151,7 +155,7 @@ class AutogradKernel<function, Result(Declared...)> final : public FunctionKerne
   }
 
   Result operator()(Declared... arguments) {
-    if (at::GradMode::is_enabled() && (requires_grad(arguments) || ...)) {
+    if ((requires_grad(arguments) || ...)) {
       return function(std::forward<Declared>(arguments)...);
     }
     const at::AutoDispatchBelowAutograd guard;
