@@ -35,7 +35,7 @@ struct Convert {
       "dutyfree: an operator's parameter can't have this type. It may be at::Tensor, int64_t, c10::SymInt, double, "
       "bool, std::string, std::string_view, at::Scalar, at::ScalarType, at::Device, at::Layout, at::MemoryFormat, "
       "std::optional of these, or c10::ArrayRef, std::vector or c10::List of tensors, optional tensors, int64_t, "
-      "SymInt, double or bool.");
+      "SymInt or double, or c10::List of bool.");
 };
 
 template <>
