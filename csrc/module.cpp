@@ -25,8 +25,6 @@ PyMethodDef methods[] = {
      "Call this with every OpOverload or OpOverloadPacket that is called for the first time; None for no more."},
     {"enable_vectorcall", dutyfree::call::enable_vectorcall, METH_O,
      "Let calls of a CallTarget subclass's instances skip the frame of its __call__."},
-    {"direct_operators", dutyfree::call::direct_operators, METH_NOARGS,
-     "The operators with a kernel of dutyfree/op.h, and the shared library that it is in: [(name, file)]."},
     {"confirm_python_kernels", dutyfree::call::confirm_python_kernels, METH_VARARGS,
      "Whether the functions in kernels of Library.impl can be read here; from then on they are."},
     {"watch_apply", dutyfree::call::watch_apply, METH_VARARGS,

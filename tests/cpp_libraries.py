@@ -7,7 +7,10 @@ import dutyfree
 SOURCES = Path(__file__).parent / "cpp_operators"
 
 # Enough for dutyfree.load_library to take it, and compiled in a tenth of a second: it has no operators.
-EMPTY = 'extern "C" __attribute__((visibility("default"))) const char* dutyfree_load_error() { return ""; }\n'
+EMPTY = "".join(
+    f'extern "C" __attribute__((visibility("default"))) const char* {function}() {{ return ""; }}\n'
+    for function in ("dutyfree_load_error", "dutyfree_defined_operators")
+)
 
 
 def build_operators(folder: Path, name: str = "operators") -> dutyfree.Operators:

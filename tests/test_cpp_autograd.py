@@ -49,6 +49,37 @@ def test_a_cpp_autograd_function(make: Callable[[], Arguments], way: Way) -> Non
         alike(LIBRARY, "scaled", make, DIRECT)
 
 
+TOTALS = ["total", "total_of_two", "total_of_vector", "total_or_none"]
+
+
+@pytest.mark.parametrize("name", TOTALS)
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: call(x(), [x(), x()]), DIRECT),
+        (lambda: call(g(), [x(), x()]), AUTOGRAD),
+        (lambda: call(x(), [x(), g()]), AUTOGRAD),
+        (lambda: call(x(), (g(), g())), AUTOGRAD),
+    ],
+)
+def test_lists_of_every_type(name: str, make: Callable[[], Arguments], way: Way) -> None:
+    found = alike(LIBRARY, name, make, way)
+    assert found.value["requires grad"] == (way == AUTOGRAD)
+    # PyTorch's own way, which a program without dutyfree takes.
+    given = make()
+    own = twins(LIBRARY, name).accelerated.overload._op.pytorch(*given.args, **given.kwargs)
+    assert own.requires_grad == (way == AUTOGRAD)
+    assert str(own.tolist()) == found.value["values"]
+
+
+def test_a_list_whose_length_the_schema_has_gets_new_versions() -> None:
+    one, two = torch.zeros(1), torch.zeros(1)
+    with took(twins(LIBRARY, "add_one").accelerated, DIRECT):
+        twins(LIBRARY, "add_one").accelerated.overload([one, two])
+    assert (one.item(), one._version, two._version) == (1, 1, 1)
+    alike(LIBRARY, "add_one", lambda: call([torch.zeros(1), torch.zeros(1)]))
+
+
 def gradients(side: Side, *, name: str = "overload") -> Any:
     first, second = g(), g()
     result = side.spelled(name)(first * 1, second, a=3.0)

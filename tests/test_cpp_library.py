@@ -18,6 +18,7 @@ from isolated import run_isolated
 
 NAMES = [
     "cpp_tests::axpy",
+    "cpp_tests::only_defined",
     "cpp_tests::plus.number",
     "cpp_tests::plus.tensor",
     "cpp_tests::scale_",
@@ -78,6 +79,13 @@ def test_loading_again_gives_the_same(operators: dutyfree.Operators) -> None:
     assert again == operators
     assert again.axpy is operators.axpy
     assert operators._path in torch.ops.loaded_libraries
+
+
+def test_an_operator_is_the_librarys_whoever_has_its_kernel(operators: dutyfree.Operators, x: torch.Tensor) -> None:
+    operators.only_defined.register_kernel("cpu")(lambda x: x + 1)
+    assert operators.only_defined(x).tolist() == [1, 2, 3, 4]
+    assert dutyfree.explain(operators.only_defined, x).path == "direct"
+    assert list(dutyfree.load_library(operators._path)) == list(operators)
 
 
 def test_the_environment_is_as_it_was(operators: dutyfree.Operators, monkeypatch: pytest.MonkeyPatch) -> None:

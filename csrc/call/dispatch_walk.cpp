@@ -230,11 +230,14 @@ void decide_direct(Operator& op,
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
   // Of an operator with C++ kernels, this call runs Python, which sees values as PyTorch would pass them on.
   if (typed && (decision.function != nullptr || decision.autograd != nullptr)) [[unlikely]] {
+    decision = {};
     if (op.unsupported() != nullptr) {
-      decision = {.reason = Reason::Schema};
+      decision.reason = Reason::Schema;
     } else if (!arguments.check(op.signature())) {
-      decision = {};
       leave(arguments, decision);
+    } else {
+      // Making lists may have run finalisers, which may have changed anything.
+      walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
     }
   }
 }

@@ -101,8 +101,8 @@ void Operator::know_if_direct(const c10::KernelFunction& kernel) {
     if (!takes_typed_arguments(signature_, *direct)) {
       return;
     }
-    torch_compat::keep_library(reinterpret_cast<const void*>(direct->call));
   }
+  torch_compat::keep_library_of(*direct);
   KnownKernel known(role, kernel);
   known.direct = direct;
   kernels_.add(std::move(known));

@@ -4,7 +4,6 @@
 
 #include "call/arguments.h"
 #include "call/dispatch_walk.h"
-#include "torch_compat/direct_kernel.h"
 #include "torch_compat/python_kernel.h"
 
 namespace dutyfree::call {
@@ -328,25 +327,6 @@ PyObject* confirm_python_kernels(PyObject*, PyObject* args) {
                                                               registered_kernel(op, keyed_key), keyed)
                              ? 1
                              : 0);
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* direct_operators(PyObject*, PyObject*) {
-  HANDLE_TH_ERRORS
-  PyRef found = PyRef::steal(PyList_New(0));
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto handle = c10::Dispatcher::singleton().findSchema(name);
-    if (!handle.has_value()) {
-      continue;
-    }
-    for (const std::string& file : torch_compat::libraries_of(*handle)) {
-      const PyRef item = PyRef::steal(Py_BuildValue("(ss)", c10::toString(name).c_str(), file.c_str()));
-      if (!item || PyList_Append(found.get(), item.get()) < 0) {
-        return nullptr;
-      }
-    }
-  }
-  return found.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -17,9 +17,6 @@ struct OperatorObject {
 extern PyTypeObject* operator_type;  // owned by the module for the life of the process
 
 // Makes the type and adds it to the module. False with a Python error set on failure.
-// direct_operators() -> [(name, file)]: the operators with a kernel of dutyfree/op.h, and the shared library it is in.
-PyObject* direct_operators(PyObject* module, PyObject*);
-
 bool add_operator_type(PyObject* module);
 
 // confirm_python_kernels(operator, plain_key, plain, keyed_key, keyed): see torch_compat/python_kernel.h

@@ -50,9 +50,10 @@ ValueType value_type(const c10::TypePtr& type, bool broadcasts) {
   }
   result.boxed_kind = scalar_kind(*current);
   result.is_tensor = result.boxed_kind == ValueKind::Tensor && !result.list && !result.optional;
-  // int[2] takes a bare int as well: PyTorch repeats it.
+  // int[2] takes a bare int as well: PyTorch repeats it. It repeats no tensor.
+  const bool repeats = broadcasts && result.boxed_kind != ValueKind::Tensor;
   const bool direct =
-      !broadcasts && result.boxed_kind != ValueKind::Layout && result.boxed_kind != ValueKind::MemoryFormat;
+      !repeats && result.boxed_kind != ValueKind::Layout && result.boxed_kind != ValueKind::MemoryFormat;
   result.kind = direct ? result.boxed_kind : ValueKind::Other;
   return result;
 }

@@ -1,5 +1,7 @@
 #include "call/typed_arguments.h"
 
+#include <new>
+
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
@@ -193,7 +195,7 @@ bool TypedArguments::convert_single(ValueKind kind, PyObject* object, Value& val
 }
 
 // Nothing here runs Python code, so the sequence stays as it is.
-bool TypedArguments::convert_list(const ValueType& type, PyObject* sequence, Value& value, BoundArguments& bound) {
+bool TypedArguments::convert_list(const ValueType& type, PyObject* sequence, Value& value, BoundArguments& bound) try {
   if (!is_sequence(sequence)) {
     return false;
   }
@@ -249,6 +251,8 @@ bool TypedArguments::convert_list(const ValueType& type, PyObject* sequence, Val
     default:
       return false;
   }
+} catch (const std::bad_alloc&) {
+  return false;  // PyTorch meets the same shortage, and says so
 }
 
 void TypedArguments::own_tensors(const Signature& signature) {

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <set>
-#include <string>
-
 #include "dutyfree/direct_kernel.h"
 #include "torch_compat/dispatch_table.h"
 
@@ -14,11 +11,8 @@ inline const DirectKernel* direct_kernel(const c10::KernelFunction& kernel) {
   return dynamic_cast<const DirectKernel*>(kernel_functor(boxed_kernel(kernel)));
 }
 
-// The shared library that has the code at an address, as the loader names it; empty where there is none.
-std::string library_of(const void* code);
-// The shared libraries that have the operator's direct kernels, the fallbacks' aside.
-std::set<std::string> libraries_of(const c10::OperatorHandle& op);
-// Keeps that library loaded for the life of the process: a kernel's destructor is part of it.
-void keep_library(const void* code);
+// Keeps the shared library that made a kernel loaded for the life of the process: the kernel's destructor is part of
+// it.
+void keep_library_of(const DirectKernel& kernel);
 
 }  // namespace dutyfree::torch_compat

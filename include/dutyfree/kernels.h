@@ -23,8 +23,7 @@ inline c10::OperatorHandle find(const c10::OperatorName& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
 }
 
-// --- results
-// ----------------------------------------------------------------------------------------------------------
+// --- results ----------------------------------------------------------------------------------------------------
 
 template <typename T>
 inline constexpr bool is_tensor = std::same_as<std::remove_cvref_t<T>, at::Tensor>;
@@ -61,8 +60,7 @@ struct ResultsOf<void> {
   static constexpr int tensors = 0;
 };
 
-// --- a function as a kernel
-// -------------------------------------------------------------------------------------------
+// --- a function as a kernel -------------------------------------------------------------------------------------
 
 template <auto function, typename Signature>
 class FunctionKernel;
@@ -98,48 +96,43 @@ class FunctionKernel<function, Result(Declared...)> : public DirectKernel {
   }
 };
 
-// --- autograd
-// ---------------------------------------------------------------------------------------------------------
+// --- autograd ---------------------------------------------------------------------------------------------------
 
-// A dual tensor of forward mode has a tangent, whether gradients are recorded or not.
-inline bool requires_grad(const at::Tensor& tensor) {
-  return tensor.defined() &&
-         ((at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined());
-}
 template <typename T>
-bool requires_grad(const T&) {
-  return false;
-}
+inline constexpr bool is_optional = false;
 template <typename T>
-bool requires_grad(const std::optional<T>& value) {
-  return value.has_value() && requires_grad(*value);
-}
-template <typename List>
-bool any_requires_grad(const List& list) {
-  for (const auto& item : list) {
-    // A c10::List gives its elements by value or by a proxy.
-    if (requires_grad(static_cast<const typename List::value_type&>(item))) {
-      return true;
+inline constexpr bool is_optional<std::optional<T>> = true;
+
+template <typename T>
+inline constexpr bool is_list = false;
+template <typename T>
+inline constexpr bool is_list<c10::ArrayRef<T>> = true;
+template <typename T>
+inline constexpr bool is_list<std::vector<T>> = true;
+template <typename T>
+inline constexpr bool is_list<c10::List<T>> = true;
+
+// Whether an argument is, or holds, a tensor that requires grad, or a dual tensor of forward mode: that has a tangent
+// whether gradients are recorded or not.
+template <typename T>
+bool needs_gradient(const T& value) {
+  if constexpr (std::same_as<T, at::Tensor>) {
+    return value.defined() &&
+           ((at::GradMode::is_enabled() && value.requires_grad()) || value._fw_grad(/*level=*/0).defined());
+  } else if constexpr (is_optional<T>) {
+    return value.has_value() && needs_gradient(*value);
+  } else if constexpr (is_list<T>) {
+    for (std::size_t index = 0; index < value.size(); ++index) {
+      // By value: a c10::List has no references to give.
+      const typename T::value_type item = value[index];
+      if (needs_gradient(item)) {
+        return true;
+      }
     }
+    return false;
+  } else {
+    return false;
   }
-  return false;
-}
-template <typename T>
-bool requires_grad(const c10::ArrayRef<T>& list) {
-  return any_requires_grad(list);
-}
-template <typename T>
-bool requires_grad(const std::vector<T>& list) {
-  return any_requires_grad(list);
-}
-template <typename T>
-bool requires_grad(const c10::List<T>& list) {
-  for (std::size_t index = 0; index < list.size(); ++index) {
-    if (requires_grad(list.get(index))) {
-      return true;
-    }
-  }
-  return false;
 }
 
 // Runs `function` where an argument needs a gradient. Where none does, a torch::autograd::Function would make a node
@@ -154,20 +147,22 @@ class AutogradKernel<function, Result(Declared...)> final : public FunctionKerne
     this->role = DirectKernel::Role::Autograd;
   }
 
-  Result operator()(Declared... arguments) {
-    if ((requires_grad(arguments) || ...)) {
+  // With the keys of the call, which a call from here could not find anew: PyTorch looks for tensors in some of the
+  // types only that lists may have.
+  Result operator()(c10::DispatchKeySet keys, Declared... arguments) {
+    if ((needs_gradient(arguments) || ...)) {
       return function(std::forward<Declared>(arguments)...);
     }
     const at::AutoDispatchBelowAutograd guard;
-    return find(name_).template typed<Result(Declared...)>().call(std::forward<Declared>(arguments)...);
+    return find(name_).template typed<Result(Declared...)>().redispatch(keys & c10::after_autograd_keyset,
+                                                                        std::forward<Declared>(arguments)...);
   }
 
  private:
   const c10::OperatorName name_;
 };
 
-// --- mutated arguments
-// ------------------------------------------------------------------------------------------------
+// --- mutated arguments ------------------------------------------------------------------------------------------
 
 // Gives the arguments that the schema says are written to new versions, as torch.library.custom_op does: without them
 // autograd can't tell that a tensor that it saved has changed.

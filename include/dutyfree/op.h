@@ -4,10 +4,13 @@
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -110,6 +113,9 @@ class Library {
     return define(detail::schema_of<function>(name, arguments));
   }
 
+  // The operators defined so far, a line each.
+  const std::string& defined() const { return defined_; }
+
  private:
   Operator define(c10::FunctionSchema schema) {
     schema.setNamespaceIfNotSet(name_space_.c_str());
@@ -119,6 +125,7 @@ class Library {
       writes |= argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     }
     library_.def(std::move(schema), {at::Tag::pt2_compliant_tag});
+    defined_ += c10::toString(name) + '\n';
     if (writes) {
       registrations_.push_back(c10::Dispatcher::singleton()
                                    .registerImpl(name, c10::DispatchKey::ADInplaceOrView,
@@ -131,11 +138,17 @@ class Library {
 
   torch::Library library_;
   std::string name_space_;
+  std::string defined_;
   std::vector<c10::RegistrationHandleRAII> registrations_;
 };
 
 namespace detail {
 
+// The operators that this shared library has defined, a line each. Written while the library is loaded.
+inline std::string& defined_operators() {
+  static std::string names;
+  return names;
+}
 // Why a block of this shared library did not do what it says, or empty. Written while the library is loaded.
 inline std::string& load_error() {
   static std::string error;
@@ -149,6 +162,7 @@ class Block {
     try {
       library_.emplace(name_space, file, line);
       block(*library_);
+      defined_operators() += library_->defined();
     } catch (const c10::Error& error) {
       failed(error.what_without_backtrace());  // it would show the loader's frames
     } catch (const std::exception& error) {
@@ -161,9 +175,12 @@ class Block {
   void failed(const char* error) {
     library_.reset();
     // An exception can't leave the initialisation of a shared library, it ends the process. dutyfree.load_library
-    // says that it will ask for the error and raise it; whoever else loads the library must not go on without its
-    // operators.
-    if (std::getenv("DUTYFREE_LOADS_LIBRARY") == nullptr) {
+    // says of which library it will ask for the error and raise it; whoever else loads one, perhaps because that one
+    // needs it, must not go on without its operators.
+    const char* asked = std::getenv("DUTYFREE_LOADS_LIBRARY");
+    Dl_info here{};
+    if (asked == nullptr || dladdr(reinterpret_cast<const void*>(&load_error), &here) == 0 ||
+        std::string_view(here.dli_fname) != asked) {
       throw;
     }
     load_error() += (load_error().empty() ? "" : "\n") + std::string(error);
@@ -176,7 +193,10 @@ class Block {
 }  // namespace dutyfree
 #pragma GCC visibility pop
 
-// For dutyfree.load_library, which looks it up in the one library that it has loaded.
+// For dutyfree.load_library, which looks them up in the one library that it has loaded.
+extern "C" __attribute__((weak, visibility("default"))) const char* dutyfree_defined_operators() {
+  return dutyfree::detail::defined_operators().c_str();
+}
 extern "C" __attribute__((weak, visibility("default"))) const char* dutyfree_load_error() {
   return dutyfree::detail::load_error().c_str();
 }

@@ -34,8 +34,8 @@ struct Convert {
       always_false<T>,
       "dutyfree: an operator's parameter can't have this type. It may be at::Tensor, int64_t, c10::SymInt, double, "
       "bool, std::string, std::string_view, at::Scalar, at::ScalarType, at::Device, at::Layout, at::MemoryFormat, "
-      "std::optional of these, or c10::ArrayRef, std::vector or c10::List of tensors, optional tensors, int64_t, "
-      "SymInt or double, or c10::List of bool.");
+      "std::optional of these, or c10::ArrayRef, std::vector or c10::List of tensors, int64_t, "
+      "SymInt or double, or c10::List of bool or of optional tensors.");
 };
 
 template <>
@@ -102,8 +102,7 @@ struct Convert<at::Device> {
   static at::Device get(const Value& value) { return *static_cast<const at::Device*>(value.data); }
 };
 
-// --- lists
-// ------------------------------------------------------------------------------------------------------------
+// --- lists ------------------------------------------------------------------------------------------------------
 
 // The element type of a parameter that holds a list, as the core stores it and as the kernel sees it.
 template <typename T>
@@ -199,8 +198,7 @@ struct Convert<c10::ArrayRef<T>> {
   }
 };
 
-// --- optional
-// ---------------------------------------------------------------------------------------------------------
+// --- optional ---------------------------------------------------------------------------------------------------
 
 template <typename T>
 struct OptionalOf {

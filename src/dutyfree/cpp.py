@@ -17,9 +17,10 @@ from torch._ops import OpOverload, dl_open_guard
 from dutyfree import _compile_caches, _core, _front, _settings
 from dutyfree.accelerate import accelerate
 
-# include/dutyfree/op.h looks at the one and exports the other.
+# include/dutyfree/op.h looks at the first and exports the others.
 _LOADS = "DUTYFREE_LOADS_LIBRARY"
 _ERROR = "dutyfree_load_error"
+_DEFINED = "dutyfree_defined_operators"
 
 # Held while the process's environment says that dutyfree loads a library.
 _loading = threading.RLock()
@@ -199,18 +200,17 @@ def load_library(path: str | os.PathLike[str]) -> Operators:
             not fit its schema), which are then absent; or the file is no library that includes ``dutyfree/op.h``.
     """
     path = os.path.realpath(path)
-    error = _open(path)
+    library = _open(path)
+    error = _text(library, _ERROR)
     if error:
         raise RuntimeError(f"{path}: its operators could not be registered. {error}")
-    files = _core.direct_operators()
-    return Operators(path, [_operator(name) for name, file in sorted(files) if _is_file(file, path)])
+    return Operators(path, [_operator(name) for name in sorted(_text(library, _DEFINED).splitlines())])
 
 
-def _open(path: str) -> str:
-    """Load a library and return what went wrong in its blocks."""
+def _open(path: str) -> ctypes.CDLL:
     if not Path(path).exists():
         raise FileNotFoundError(f"no shared library at {path}.")
-    with _loading, _announced(), dl_open_guard():
+    with _loading, _announced(path), dl_open_guard():
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
@@ -225,18 +225,22 @@ def _open(path: str) -> str:
             f"{path} has no operators of dutyfree's: none of its source files includes dutyfree/op.h. It is loaded; "
             "for operators of TORCH_LIBRARY use torch.ops.load_library and dutyfree.accelerate."
         )
-    load_error = library[_ERROR]  # not cached on the object
-    load_error.restype = ctypes.c_char_p
-    load_error.argtypes = ()
-    text: bytes = load_error()
+    return library
+
+
+def _text(library: ctypes.CDLL, function: str) -> str:
+    asked = library[function]  # not cached on the object
+    asked.restype = ctypes.c_char_p
+    asked.argtypes = ()
+    text: bytes = asked()
     return text.decode(errors="replace")
 
 
 @contextmanager
-def _announced() -> Iterator[None]:
+def _announced(path: str) -> Iterator[None]:
     """Let the library's blocks keep their errors for us; without this an error ends the process."""
     before = os.environ.get(_LOADS)
-    os.environ[_LOADS] = "1"
+    os.environ[_LOADS] = path
     try:
         yield
     finally:
@@ -244,13 +248,6 @@ def _announced() -> Iterator[None]:
             del os.environ[_LOADS]
         else:
             os.environ[_LOADS] = before
-
-
-def _is_file(file: str, path: str) -> bool:
-    try:
-        return Path(file).samefile(path)
-    except OSError:
-        return False  # another library's file that is gone by now
 
 
 # One object for each operator, for the life of the process, as the libraries' own registrations.

@@ -75,6 +75,30 @@ std::tuple<Tensor, Tensor> sum_and_count_autograd(at::TensorList xs) {
   return {results[0], results[1]};
 }
 
+// The sum of tensors, in the types that a list may have. It is differentiable itself, so that it may stand under
+// autograd.
+template <typename List>
+Tensor total(const Tensor& x, List xs) {
+  if constexpr (std::is_same_v<List, std::optional<std::vector<Tensor>>>) {
+    return xs.has_value() ? total<const std::vector<Tensor>&>(x, *xs) : x.clone();
+  } else {
+    Tensor sum = x + 0;
+    for (const Tensor& item : xs) {
+      sum = sum + item;
+    }
+    return sum;
+  }
+}
+template <typename List, typename Library>
+void totals(Library& m, const char* schema) {
+  on_cpu<&total<List>>(m, schema).template autograd<&total<List>>();
+}
+void add_one(at::TensorList xs) {
+  for (const Tensor& x : xs) {
+    *x.mutable_data_ptr<float>() += 1;
+  }
+}
+
 Tensor refuses_gradient(const Tensor& x) { return x + 1; }
 Tensor refuses_gradient_autograd(const Tensor&) { TORCH_CHECK(false, "has no gradient"); }
 
@@ -170,6 +194,11 @@ void all(Library& m) {
       .template autograd<&scaled_autograd<fast>>();
   on_cpu<&sum_and_count>(m, "sum_and_count(Tensor[] xs) -> (Tensor, Tensor)")
       .template autograd<&sum_and_count_autograd<fast>>();
+  totals<at::TensorList>(m, "total(Tensor x, Tensor[] xs) -> Tensor");
+  totals<at::TensorList>(m, "total_of_two(Tensor x, Tensor[2] xs) -> Tensor");
+  totals<const std::vector<Tensor>&>(m, "total_of_vector(Tensor x, Tensor[] xs) -> Tensor");
+  totals<std::optional<std::vector<Tensor>>>(m, "total_or_none(Tensor x, Tensor[]? xs=None) -> Tensor");
+  on_cpu<&add_one>(m, "add_one(Tensor(a!)[2] xs) -> ()");
   on_cpu<&refuses_gradient>(m, "refuses_gradient(Tensor x) -> Tensor").template autograd<&refuses_gradient_autograd>();
   on_cpu<&cubed>(m, "cubed(Tensor x, int n=1) -> Tensor").template fake<&cubed_fake>();
   on_cpu<&matched>(m, "matched(Tensor x, Tensor y) -> Tensor");

@@ -49,6 +49,7 @@ DUTYFREE_LIBRARY(cpp_tests, m) {
       .autograd<&axpy_autograd>();
   m.def<&scale_>("scale_", {"x", "factor"}).impl<&scale_>(at::kCPU);
   m.def("square(Tensor self) -> Tensor").impl<&square>(at::kCPU);
+  m.def("only_defined(Tensor x) -> Tensor");
   m.def("plus.number(Tensor x, int number) -> Tensor").impl<&plus_number>(at::kCPU);
   m.def("plus.tensor(Tensor x, *, Tensor other) -> Tensor").impl<&plus_tensor>(at::kCPU);
 }
