@@ -147,11 +147,11 @@ void lay_route(Operator& op, c10::DispatchKeySet keys, Route& route, Decision& d
   }
 }
 
-void walk(Operator& op,
-          c10::DispatchKeySet keys,
-          const torch_compat::ThreadState& thread,
-          const BoundArguments& arguments,
-          Decision& decision) {
+[[gnu::always_inline]] inline void walk(Operator& op,
+                                        c10::DispatchKeySet keys,
+                                        const torch_compat::ThreadState& thread,
+                                        const BoundArguments& arguments,
+                                        Decision& decision) {
   Route& route = op.route();
   if (!route.serves(keys, op.kernels().generation()) || !route.stands(op.entry())) [[unlikely]] {
     lay_route(op, keys, route, decision);
@@ -204,6 +204,22 @@ void walk(Operator& op,
   decision.key = arguments.special_key();
 }
 
+// Of an operator with C++ kernels, this call runs Python, which sees values as PyTorch would pass them on.
+[[gnu::cold]] void decide_for_python(Operator& op,
+                                     const torch_compat::ThreadState& thread,
+                                     BoundArguments& arguments,
+                                     Decision& decision) {
+  decision = {};
+  if (op.unsupported() != nullptr) {
+    decision.reason = Reason::Schema;
+  } else if (!arguments.check(op.signature())) {
+    leave(arguments, decision);
+  } else {
+    // Making lists may have run finalisers, which may have changed anything.
+    walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
+  }
+}
+
 void decide_direct(Operator& op,
                    const CallArguments& call,
                    const torch_compat::ThreadState& thread,
@@ -228,17 +244,8 @@ void decide_direct(Operator& op,
     return;
   }
   walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
-  // Of an operator with C++ kernels, this call runs Python, which sees values as PyTorch would pass them on.
   if (typed && (decision.function != nullptr || decision.autograd != nullptr)) [[unlikely]] {
-    decision = {};
-    if (op.unsupported() != nullptr) {
-      decision.reason = Reason::Schema;
-    } else if (!arguments.check(op.signature())) {
-      leave(arguments, decision);
-    } else {
-      // Making lists may have run finalisers, which may have changed anything.
-      walk(op, dispatch_keys(op, arguments, thread), thread, arguments, decision);
-    }
+    decide_for_python(op, thread, arguments, decision);
   }
 }
 

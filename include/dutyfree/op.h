@@ -42,7 +42,7 @@ namespace dutyfree {
 
 struct ImplOptions {
   // The kernel runs without Python's global lock, so that other Python threads run meanwhile. PyTorch's own path always
-  // does that; the direct path only if asked to, since it costs about 40 ns a call.
+  // does that; the direct path only if asked to, since it costs about 60 ns a call and 30 ns a tensor.
   bool release_gil = false;
 };
 
