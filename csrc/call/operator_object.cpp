@@ -58,23 +58,34 @@ const c10::KernelFunction& registered_kernel(const Operator& op, const char* key
   return op.entry().kernelForDispatchKey(c10::parseDispatchKey(key));
 }
 
+// The dispatch keys, alias keys too, for which a kernel is registered.
+std::vector<c10::DispatchKey> keys_with_kernels(const Operator& op) {
+  std::vector<c10::DispatchKey> keys;
+  for (auto number = static_cast<std::uint16_t>(c10::DispatchKey::Undefined);
+       number <= static_cast<std::uint16_t>(c10::DispatchKey::EndOfAliasKeys); ++number) {
+    const auto key = static_cast<c10::DispatchKey>(number);
+    if (op.entry().hasKernelForDispatchKey(key)) {
+      keys.push_back(key);
+    }
+  }
+  return keys;
+}
+
 // registered_kernels() -> [(key, function or None, with_keyset, is_python)]: the kernels in force of every key, alias
 // keys too. The function is None for a kernel that is not Python's, and for one that can't be read.
 PyObject* operator_registered_kernels(PyObject* object, PyObject*) {
   HANDLE_TH_ERRORS
-  const auto& entry = operator_of(object).entry();
+  const Operator& op = operator_of(object);
   PyRef kernels = PyRef::steal(PyList_New(0));
-  for (auto key = static_cast<std::uint16_t>(c10::DispatchKey::Undefined);
-       kernels && key <= static_cast<std::uint16_t>(c10::DispatchKey::EndOfAliasKeys); ++key) {
-    const auto dispatch_key = static_cast<c10::DispatchKey>(key);
-    if (!entry.hasKernelForDispatchKey(dispatch_key)) {
-      continue;
-    }
-    const c10::KernelFunction& kernel = entry.kernelForDispatchKey(dispatch_key);
+  if (!kernels) {
+    return nullptr;
+  }
+  for (const c10::DispatchKey key : keys_with_kernels(op)) {
+    const c10::KernelFunction& kernel = op.entry().kernelForDispatchKey(key);
     const auto python = torch_compat::python_kernel(kernel);
     const bool readable = python.has_value() && !python->with_op;
     const PyRef item =
-        PyRef::steal(Py_BuildValue("(sOOO)", c10::toString(dispatch_key), readable ? python->function.get() : Py_None,
+        PyRef::steal(Py_BuildValue("(sOOO)", c10::toString(key), readable ? python->function.get() : Py_None,
                                    readable && python->with_keyset ? Py_True : Py_False,
                                    torch_compat::is_python_kernel(kernel) ? Py_True : Py_False));
     if (!item || PyList_Append(kernels.get(), item.get()) < 0) {
@@ -177,12 +188,8 @@ PyObject* operator_know_backend(PyObject* object, PyObject* args) {
 PyObject* operator_know_direct_kernels(PyObject* object, PyObject*) {
   HANDLE_TH_ERRORS
   Operator& op = operator_of(object);
-  for (auto key = static_cast<std::uint16_t>(c10::DispatchKey::Undefined);
-       key <= static_cast<std::uint16_t>(c10::DispatchKey::EndOfAliasKeys); ++key) {
-    const auto dispatch_key = static_cast<c10::DispatchKey>(key);
-    if (op.entry().hasKernelForDispatchKey(dispatch_key)) {
-      op.know_if_direct(op.entry().kernelForDispatchKey(dispatch_key));
-    }
+  for (const c10::DispatchKey key : keys_with_kernels(op)) {
+    op.know_if_direct(op.entry().kernelForDispatchKey(key));
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

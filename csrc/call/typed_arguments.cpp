@@ -17,7 +17,7 @@ using observe::Reason;
 static_assert(static_cast<int>(ValueKind::MemoryFormat) == static_cast<int>(Parameter::Kind::MemoryFormat) &&
               static_cast<int>(ValueKind::Scalar) == static_cast<int>(Parameter::Kind::Scalar));
 
-std::int64_t integer_of(PyObject* exact_int64) {
+std::int64_t value_of_int64(PyObject* exact_int64) {
 #if PY_VERSION_HEX < 0x030C0000
   const Py_ssize_t digits = Py_SIZE(exact_int64);
   if (digits >= -1 && digits <= 1) [[likely]] {
@@ -38,6 +38,20 @@ bool real_of(PyObject* value, double& real) {
     return true;
   }
   return false;
+}
+
+// The same for an int, and below for a bool.
+bool integer_of(PyObject* value, std::int64_t& integer) {
+  if (!is_exact_int64(value)) {
+    return false;
+  }
+  integer = value_of_int64(value);
+  return true;
+}
+
+bool boolean_of(PyObject* value, bool& boolean) {
+  boolean = value == Py_True;
+  return PyBool_Check(value);
 }
 
 }  // namespace
@@ -133,16 +147,11 @@ bool TypedArguments::convert(const Signature& signature, BoundArguments& bound) 
 bool TypedArguments::convert_single(ValueKind kind, PyObject* object, Value& value) {
   switch (kind) {
     case ValueKind::Int:
-      if (!is_exact_int64(object)) {
-        return false;
-      }
-      value.integer = integer_of(object);
-      return true;
+      return integer_of(object, value.integer);
     case ValueKind::Float:
       return real_of(object, value.real);
     case ValueKind::Bool:
-      value.boolean = object == Py_True;
-      return PyBool_Check(object);
+      return boolean_of(object, value.boolean);
     case ValueKind::Str: {
       Py_ssize_t size = 0;
       value.data = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
@@ -160,7 +169,7 @@ bool TypedArguments::convert_single(ValueKind kind, PyObject* object, Value& val
         value.real = PyFloat_AS_DOUBLE(object);
         value.size = Value::Real;
       } else if (is_exact_int64(object)) {
-        value.integer = integer_of(object);
+        value.integer = value_of_int64(object);
         value.size = Value::Integer;
       } else {
         return false;
@@ -194,6 +203,19 @@ bool TypedArguments::convert_single(ValueKind kind, PyObject* object, Value& val
   return false;
 }
 
+// A list of numbers: `read(object, number)` says whether an element is one.
+template <typename T, typename Read>
+bool TypedArguments::take_each(PyObject* const* items, std::size_t count, Value& value, Read read) {
+  T* numbers = room().take<T>(count);
+  value.data = numbers;
+  for (std::size_t index = 0; index < count; ++index) {
+    if (!read(items[index], numbers[index])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Nothing here runs Python code, so the sequence stays as it is.
 bool TypedArguments::convert_list(const ValueType& type, PyObject* sequence, Value& value, BoundArguments& bound) try {
   if (!is_sequence(sequence)) {
@@ -216,38 +238,12 @@ bool TypedArguments::convert_list(const ValueType& type, PyObject* sequence, Val
       }
       return true;
     }
-    case ValueKind::Int: {
-      auto* integers = room().take<std::int64_t>(count);
-      value.data = integers;
-      for (std::size_t index = 0; index < count; ++index) {
-        if (!is_exact_int64(items[index])) {
-          return false;
-        }
-        integers[index] = integer_of(items[index]);
-      }
-      return true;
-    }
-    case ValueKind::Float: {
-      auto* reals = room().take<double>(count);
-      value.data = reals;
-      for (std::size_t index = 0; index < count; ++index) {
-        if (!real_of(items[index], reals[index])) {
-          return false;
-        }
-      }
-      return true;
-    }
-    case ValueKind::Bool: {
-      auto* booleans = room().take<bool>(count);
-      value.data = booleans;
-      for (std::size_t index = 0; index < count; ++index) {
-        if (!PyBool_Check(items[index])) {
-          return false;
-        }
-        booleans[index] = items[index] == Py_True;
-      }
-      return true;
-    }
+    case ValueKind::Int:
+      return take_each<std::int64_t>(items, count, value, integer_of);
+    case ValueKind::Float:
+      return take_each<double>(items, count, value, real_of);
+    case ValueKind::Bool:
+      return take_each<bool>(items, count, value, boolean_of);
     default:
       return false;
   }

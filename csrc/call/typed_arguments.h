@@ -60,6 +60,8 @@ class TypedArguments {
 
   bool convert_single(ValueKind kind, PyObject* object, Value& value);
   bool convert_list(const ValueType& type, PyObject* sequence, Value& value, BoundArguments& bound);
+  template <typename T, typename Read>
+  bool take_each(PyObject* const* items, std::size_t count, Value& value, Read read);
   Room& room() { return room_.has_value() ? *room_ : room_.emplace(); }
 
   // Uninitialised beyond the schema's arguments.

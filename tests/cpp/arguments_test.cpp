@@ -1,7 +1,6 @@
 #include "call/arguments.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include "python_values.h"
 
@@ -10,6 +9,7 @@ namespace {
 
 using observe::Reason;
 using testing::Call;
+using testing::compiled;
 using testing::evaluate;
 using testing::integer;
 using testing::none;
@@ -17,10 +17,6 @@ using testing::real;
 using testing::repr;
 using testing::tensor;
 using testing::text;
-
-Signature compiled(const std::string& schema) {
-  return *Signature::compile(torch::jit::parseSchema("test::op" + schema));
-}
 
 // What a body would get: "(args) {kwargs}", or the name of the reason for which binding fails.
 std::string bound(const Signature& signature, Call& call) {

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <string>
 #include <utility>
@@ -34,6 +35,11 @@ inline PyRef evaluate(const std::string& expression) {
 inline std::string repr(PyObject* object) {
   const PyRef shown = PyRef::steal(PyObject_Repr(object));
   return PyUnicode_AsUTF8(shown.get());
+}
+
+// The signature of a schema: "(Tensor x, int n) -> Tensor".
+inline call::Signature compiled(const std::string& schema) {
+  return *call::Signature::compile(torch::jit::parseSchema("test::op" + schema));
 }
 
 // A vectorcall's arguments: positional values, then keyword ones. Keeps them alive.

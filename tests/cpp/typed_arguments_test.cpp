@@ -1,7 +1,6 @@
 #include "call/typed_arguments.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include "dutyfree/parameters.h"
 #include "python_values.h"
@@ -12,16 +11,13 @@ namespace {
 using detail::Convert;
 using observe::Reason;
 using testing::Call;
+using testing::compiled;
 using testing::evaluate;
 using testing::integer;
 using testing::none;
 using testing::real;
 using testing::tensor;
 using testing::text;
-
-Signature compiled(const std::string& schema) {
-  return *Signature::compile(torch::jit::parseSchema("test::op" + schema));
-}
 
 // One call's conversion, and its values as C++ types.
 class Converted {
