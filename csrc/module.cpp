@@ -7,6 +7,7 @@
 #include "call/node_call.h"
 #include "call/op_callable.h"
 #include "call/operator_object.h"
+#include "nvfp4/operators.h"
 #include "seeded_fault.h"
 #include "torch_compat/definition.h"
 #include "torch_compat/eval_frame.h"
@@ -49,7 +50,8 @@ PyMODINIT_FUNC PyInit__core() {
       !dutyfree::torch_compat::initialise_torch_function() || !dutyfree::call::add_operator_type(module) ||
       !dutyfree::call::add_op_callable_type(module) || !dutyfree::call::add_call_target_type(module) ||
       !dutyfree::call::add_node_call_type(module) || !dutyfree::call::add_forward(module) ||
-      !dutyfree::call::add_backward(module) || !dutyfree::choose_seeded_fault(module)) {
+      !dutyfree::call::add_backward(module) || !dutyfree::nvfp4::add_functions(module) ||
+      !dutyfree::choose_seeded_fault(module)) {
     Py_XDECREF(module);
     return nullptr;
   }

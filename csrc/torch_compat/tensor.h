@@ -70,6 +70,15 @@ inline bool has_tangent(c10::TensorImpl& tensor) {
 // An inference tensor has none. PyTorch refuses to mutate it outside inference mode.
 inline bool has_version_counter(const c10::TensorImpl& tensor) { return tensor.version_counter().enabled(); }
 
+// The identity of a version counter. Views of a tensor share its counter; `.data` and what else is no view has its own,
+// so a version says something about a storage's contents only together with its counter.
+const void* counter_identity(const c10::VariableVersion& version);
+template <auto Member>
+struct VersionCounterAccess {
+  friend const void* counter_identity(const c10::VariableVersion& version) { return (version.*Member).get(); }
+};
+template struct VersionCounterAccess<&c10::VariableVersion::version_counter_>;
+
 // The identity that PyTorch's alias check compares, or null where a tensor has no storage. TensorImpl::has_storage is
 // virtual; a tensor without one holds a null here just as well.
 inline const c10::StorageImpl* storage_identity(const c10::TensorImpl& tensor) {

@@ -204,7 +204,7 @@ def load_library(path: str | os.PathLike[str]) -> Operators:
     error = _text(library, _ERROR)
     if error:
         raise RuntimeError(f"{path}: its operators could not be registered. {error}")
-    return Operators(path, [_operator(name) for name in sorted(_text(library, _DEFINED).splitlines())])
+    return Operators(path, [operator_named(name) for name in sorted(_text(library, _DEFINED).splitlines())])
 
 
 def _open(path: str) -> ctypes.CDLL:
@@ -254,7 +254,8 @@ def _announced(path: str) -> Iterator[None]:
 _operators: dict[str, CppOp] = {}
 
 
-def _operator(qualname: str) -> CppOp:
+def operator_named(qualname: str) -> CppOp:
+    """The object for an operator that PyTorch has, accelerated."""
     namespace, _, name = qualname.partition("::")
     name, _, overload_name = name.partition(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), name), overload_name or "default")

@@ -1,0 +1,127 @@
+#include "nvfp4/checks.h"
+
+#include <c10/util/Exception.h>
+
+#include "nvfp4/format.h"
+
+namespace dutyfree::nvfp4 {
+namespace {
+
+void check_contiguous(std::string_view name, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": ", argument, " must be contiguous, but has strides ",
+                    tensor.sym_strides(), " for shape ", tensor.sym_sizes(), ". Call .contiguous() on it.");
+}
+
+void check_device(std::string_view name,
+                  const char* argument,
+                  const at::Tensor& tensor,
+                  const at::Tensor& input,
+                  const char* input_argument) {
+  TORCH_CHECK_VALUE(tensor.device() == input.device(), name, ": ", argument, " is on ", tensor.device(), ", but ",
+                    input_argument, " is on ", input.device(), ". All tensors must be on one device.");
+}
+
+}  // namespace
+
+c10::SymInt rows_of(const at::Tensor& input) {
+  c10::SymInt rows = 1;
+  for (std::int64_t i = 0; i + 1 < input.dim(); ++i) {
+    rows = rows * input.sym_size(i);
+  }
+  return rows;
+}
+
+c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns) {
+  return (rows + 127) / 128 * 128 * ((columns / kBlock + 3) / 4 * 4);
+}
+
+void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const c10::SymInt& scaling_vector_size) {
+  const std::string_view name = kQuantizeName;
+  const c10::ScalarType dtype = input.scalar_type();
+  const bool accepted = dtype == c10::kHalf || dtype == c10::kBFloat16 || dtype == c10::kFloat8_e4m3fn ||
+                        (dtype == c10::kFloat && !input.is_cuda());
+  TORCH_CHECK_TYPE(accepted, name,
+                   ": input must be float16, bfloat16 or float8_e4m3fn (on the CPU also float32), but is ", dtype, ".");
+  TORCH_CHECK_VALUE(input.dim() >= 2, name, ": input must have two dimensions or more, but has shape ",
+                    input.sym_sizes(), ".");
+  TORCH_CHECK_VALUE(scaling_vector_size == kBlock, name, ": scaling_vector_size must be 16, which is NVFP4's, but is ",
+                    scaling_vector_size, ".");
+  TORCH_CHECK_VALUE(input.sym_size(-1) % kBlock == 0, name,
+                    ": input's last dimension must be a multiple of 16, but input has shape ", input.sym_sizes(), ".");
+  check_contiguous(name, "input", input);
+  TORCH_CHECK_TYPE(input_scale.scalar_type() == c10::kFloat, name, ": input_scale must be float32, but is ",
+                   input_scale.scalar_type(), ".");
+  check_device(name, "input_scale", input_scale, input, "input");
+  const c10::SymInt count = input_scale.sym_numel();
+  TORCH_CHECK_VALUE(count == 1 || count == rows_of(input), name,
+                    ": input_scale must have one element, or one for each of input's ", rows_of(input),
+                    " rows, but has shape ", input_scale.sym_sizes(), ".");
+  check_contiguous(name, "input_scale", input_scale);
+}
+
+void check_bytes(std::string_view name, const char* argument, const at::Tensor& tensor, c10::ScalarType other) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::kByte || tensor.scalar_type() == other, name, ": ", argument,
+                   " must be uint8 or ", other, ", but is ", tensor.scalar_type(), ".");
+  check_contiguous(name, argument, tensor);
+}
+
+void check_scale_factors(std::string_view name,
+                         const char* argument,
+                         const at::Tensor& tensor,
+                         const c10::SymInt& rows,
+                         const c10::SymInt& columns,
+                         bool swizzled) {
+  check_bytes(name, argument, tensor, c10::kFloat8_e4m3fn);
+  const c10::SymInt expected = swizzled ? swizzled_bytes(rows, columns) : rows * (columns / kBlock);
+  TORCH_CHECK_VALUE(tensor.sym_numel() == expected, name, ": ", argument, " must have ", expected, " elements, the ",
+                    swizzled ? "swizzled" : "linear", " scale factors of a matrix of ", rows, " × ", columns,
+                    ", but has shape ", tensor.sym_sizes(), ".");
+}
+
+void check_gemm(const at::Tensor& act_fp4,
+                const at::Tensor& weight,
+                const at::Tensor& act_sf,
+                const at::Tensor& weight_scale,
+                const at::Tensor& alpha,
+                c10::ScalarType output_dtype,
+                std::int64_t output_buffer_kind,
+                const std::optional<at::Tensor>& bias) {
+  const std::string_view name = kGemmName;
+  check_bytes(name, "act_fp4", act_fp4, c10::ScalarType::Float4_e2m1fn_x2);
+  check_bytes(name, "weight", weight, c10::ScalarType::Float4_e2m1fn_x2);
+  TORCH_CHECK_VALUE(act_fp4.dim() == 2, name, ": act_fp4 must have two dimensions, (M, K / 2), but has shape ",
+                    act_fp4.sym_sizes(), ".");
+  TORCH_CHECK_VALUE(weight.dim() == 2, name, ": weight must have two dimensions, (N, K / 2), but has shape ",
+                    weight.sym_sizes(), ".");
+  TORCH_CHECK_VALUE(act_fp4.sym_size(1) == weight.sym_size(1), name,
+                    ": act_fp4 and weight must have the same K, but have shapes ", act_fp4.sym_sizes(), " and ",
+                    weight.sym_sizes(), ", two elements a byte.");
+  const c10::SymInt columns = act_fp4.sym_size(1) * 2;
+  TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": K must be a multiple of 16, but is ", columns, ".");
+  check_scale_factors(name, "act_sf", act_sf, act_fp4.sym_size(0), columns, true);
+  check_scale_factors(name, "weight_scale", weight_scale, weight.sym_size(0), columns, true);
+  TORCH_CHECK_TYPE(alpha.scalar_type() == c10::kFloat, name, ": alpha must be float32, but is ", alpha.scalar_type(),
+                   ".");
+  TORCH_CHECK_VALUE(alpha.sym_numel() == 1, name, ": alpha must have one element, but has shape ", alpha.sym_sizes(),
+                    ".");
+  check_device(name, "weight", weight, act_fp4, "act_fp4");
+  check_device(name, "act_sf", act_sf, act_fp4, "act_fp4");
+  check_device(name, "weight_scale", weight_scale, act_fp4, "act_fp4");
+  check_device(name, "alpha", alpha, act_fp4, "act_fp4");
+  TORCH_CHECK_VALUE(output_dtype == c10::kBFloat16 || output_dtype == c10::kHalf || output_dtype == c10::kFloat, name,
+                    ": output_dtype must be bfloat16, float16 or float32, but is ", output_dtype, ".");
+  TORCH_CHECK_VALUE(output_buffer_kind == 0, name,
+                    ": output_buffer_kind must be 0, a buffer of PyTorch's allocator; those of TensorRT-LLM's "
+                    "communicators (",
+                    output_buffer_kind, ") are not available here.");
+  if (bias.has_value()) {
+    TORCH_CHECK_TYPE(bias->scalar_type() == c10::kBFloat16 || bias->scalar_type() == c10::kHalf ||
+                         bias->scalar_type() == c10::kFloat,
+                     name, ": bias must be bfloat16, float16 or float32, but is ", bias->scalar_type(), ".");
+    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0), name, ": bias must have shape [",
+                      weight.sym_size(0), "], one element a row of weight, but has shape ", bias->sym_sizes(), ".");
+    check_device(name, "bias", *bias, act_fp4, "act_fp4");
+  }
+}
+
+}  // namespace dutyfree::nvfp4

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+// What both operators, the helpers and their fake kernels demand of their arguments. Every function throws an error
+// that names the operator, says what is wrong with what it got, and what is accepted.
+namespace dutyfree::nvfp4 {
+
+constexpr std::string_view kQuantizeName = "trtllm::tunable_fp4_quantize";
+constexpr std::string_view kGemmName = "trtllm::nvfp4_gemm";
+constexpr std::string_view kDequantizeName = "dutyfree::fp4_dequantize";
+
+// Rows of a matrix that has `input`'s last dimension as columns.
+c10::SymInt rows_of(const at::Tensor& input);
+
+void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const c10::SymInt& scaling_vector_size);
+
+// Bytes that hold codes or scale factors: uint8, or the dtype that PyTorch has for them.
+void check_bytes(std::string_view name, const char* argument, const at::Tensor& tensor, c10::ScalarType other);
+
+// Scale factors for a matrix of `rows` and `columns` elements, swizzled or linear.
+void check_scale_factors(std::string_view name,
+                         const char* argument,
+                         const at::Tensor& tensor,
+                         const c10::SymInt& rows,
+                         const c10::SymInt& columns,
+                         bool swizzled);
+
+void check_gemm(const at::Tensor& act_fp4,
+                const at::Tensor& weight,
+                const at::Tensor& act_sf,
+                const at::Tensor& weight_scale,
+                const at::Tensor& alpha,
+                c10::ScalarType output_dtype,
+                std::int64_t output_buffer_kind,
+                const std::optional<at::Tensor>& bias);
+
+// Bytes of swizzled scale factors for a matrix of `rows` and `columns` elements.
+c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns);
+
+}  // namespace dutyfree::nvfp4

@@ -1,0 +1,155 @@
+#include "nvfp4/operators.h"
+
+#include <optional>
+
+#include "dutyfree/op.h"
+#include "nvfp4/gemm.h"
+#include "nvfp4/quantize.h"
+#include "nvfp4/target.h"
+#include "nvfp4/weights.h"
+
+namespace dutyfree::nvfp4 {
+namespace {
+
+void define_trtllm(Library& m) {
+  m.def(
+       "tunable_fp4_quantize(Tensor input, Tensor input_scale, SymInt scaling_vector_size=16, "
+       "bool is_sf_swizzled_layout=False) -> Tensor[]")
+      .impl<&quantize_cpu>(at::kCPU)
+      .fake<&quantize_fake>();
+  m.def(
+       "nvfp4_gemm(Tensor act_fp4, Tensor weight, Tensor act_sf, Tensor weight_scale, Tensor alpha, "
+       "ScalarType output_dtype, SymInt output_buffer_kind=0, "
+       "str allowed_backends=\"cutlass,cublaslt,cuda_core\", SymInt[]? group=None, Tensor? bias=None) -> Tensor")
+      .impl<&gemm_cpu>(at::kCPU)
+      .fake<&gemm_fake>();
+}
+
+void define_dutyfree(Library& m) {
+  m.def(
+       "fp4_dequantize(Tensor values, Tensor scale_factors, Tensor global_scale, ScalarType dtype=float, "
+       "bool is_sf_swizzled_layout=False) -> Tensor")
+      .impl<&dequantize_cpu>(at::kCPU)
+      .fake<&dequantize_fake>();
+  m.def("swizzle_scale_factors(Tensor scale_factors) -> Tensor").impl<&swizzle>(at::kCPU).fake<&swizzle_fake>();
+  m.def("unswizzle_scale_factors(Tensor scale_factors, SymInt rows, SymInt columns) -> Tensor")
+      .impl<&unswizzle>(at::kCPU)
+      .fake<&unswizzle_fake>();
+}
+
+// The registrations, which live as long as the process: written once, with the GIL.
+std::optional<Library>& defined(bool trtllm) {
+  static std::optional<Library> of_trtllm;
+  static std::optional<Library> of_dutyfree;
+  return trtllm ? of_trtllm : of_dutyfree;
+}
+
+// Runs what may throw as torch does, as a Python function.
+template <typename Function>
+PyObject* guarded(Function function) {
+  try {
+    return function();
+  } catch (const c10::ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* define_operators(PyObject* /*module*/, PyObject* trtllm) {
+  return guarded([&]() -> PyObject* {
+    const bool of_trtllm = PyObject_IsTrue(trtllm) == 1;
+    std::optional<Library>& library = defined(of_trtllm);
+    if (!library.has_value()) {
+      try {
+        library.emplace(of_trtllm ? "trtllm" : "dutyfree", __FILE__, __LINE__);
+        (of_trtllm ? define_trtllm : define_dutyfree)(*library);
+      } catch (...) {
+        library.reset();
+        throw;
+      }
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* list_of(const std::vector<std::string>& names) {
+  PyObject* list = PyList_New(0);
+  for (const std::string& name : names) {
+    PyObject* text = PyUnicode_FromString(name.c_str());
+    if (list == nullptr || text == nullptr || PyList_Append(list, text) != 0) {
+      Py_XDECREF(text);
+      Py_XDECREF(list);
+      return nullptr;
+    }
+    Py_DECREF(text);
+  }
+  return list;
+}
+
+PyObject* cpu_targets(PyObject* /*module*/, PyObject* /*none*/) {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : available_targets()) {
+    names.emplace_back(kernels->name);
+  }
+  return list_of(names);
+}
+
+PyObject* cpu_backend_names(PyObject* /*module*/, PyObject* /*none*/) { return list_of(cpu_backends()); }
+
+PyObject* forced_cpu_target(PyObject* /*module*/, PyObject* /*none*/) {
+  const Kernels* forced = forced_target();
+  return PyUnicode_FromString(forced == nullptr ? "" : forced->name);
+}
+
+PyObject* force_cpu_target(PyObject* /*module*/, PyObject* name) {
+  return guarded([&]() -> PyObject* {
+    const char* text = PyUnicode_AsUTF8(name);
+    if (text == nullptr) {
+      return nullptr;
+    }
+    force_target(text);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* packed_weights_state(PyObject* /*module*/, PyObject* /*none*/) {
+  const PackedWeights state = packed_weights();
+  return Py_BuildValue("LLLL", static_cast<long long>(state.entries), static_cast<long long>(state.bytes),
+                       static_cast<long long>(state.limit), static_cast<long long>(state.made));
+}
+
+PyObject* forget_weights(PyObject* /*module*/, PyObject* /*none*/) {
+  forget_packed_weights();
+  Py_RETURN_NONE;
+}
+
+PyObject* limit_weights(PyObject* /*module*/, PyObject* bytes) {
+  const long long limit = PyLong_AsLongLong(bytes);
+  if (limit == -1 && PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  limit_packed_weights(limit);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"nvfp4_define_operators", define_operators, METH_O,
+     "Register the operators of trtllm (True) or dutyfree (False)."},
+    {"nvfp4_cpu_targets", cpu_targets, METH_NOARGS, "The CPU targets that this machine can run, the best last."},
+    {"nvfp4_cpu_backends", cpu_backend_names, METH_NOARGS, "The backends of nvfp4_gemm on this CPU."},
+    {"nvfp4_forced_target", forced_cpu_target, METH_NOARGS, "The forced CPU target, or an empty string."},
+    {"nvfp4_force_target", force_cpu_target, METH_O, "Run this CPU target's kernels only; an empty string: the best."},
+    {"nvfp4_packed_weights", packed_weights_state, METH_NOARGS, "(entries, bytes, limit, made) of the packed weights."},
+    {"nvfp4_forget_packed_weights", forget_weights, METH_NOARGS, "Drop all packed weights."},
+    {"nvfp4_limit_packed_weights", limit_weights, METH_O, "Bytes that packed weights may take together."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+bool add_functions(PyObject* module) { return PyModule_AddFunctions(module, functions) == 0; }
+
+}  // namespace dutyfree::nvfp4

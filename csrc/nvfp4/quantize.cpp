@@ -1,0 +1,263 @@
+#include "nvfp4/quantize.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "nvfp4/checks.h"
+#include "nvfp4/format.h"
+#include "nvfp4/target.h"
+#include "torch_compat/parallel.h"
+
+namespace dutyfree::nvfp4 {
+namespace {
+
+using torch_compat::parallel;
+
+// Elements that one thread takes at least: some microseconds of work, more than waking another costs.
+constexpr std::int64_t kGrain = 1 << 15;
+
+const std::uint8_t* bytes_of(const at::Tensor& tensor) {
+  return static_cast<const std::uint8_t*>(tensor.const_data_ptr());
+}
+std::uint8_t* mutable_bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::uint8_t*>(tensor.mutable_data_ptr());
+}
+
+Element element_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kBFloat16:
+      return Element::bf16;
+    case c10::kHalf:
+      return Element::fp16;
+    case c10::kFloat8_e4m3fn:
+      return Element::e4m3;
+    default:
+      return Element::fp32;
+  }
+}
+
+std::vector<c10::SymInt> values_shape(const at::Tensor& input) {
+  std::vector<c10::SymInt> shape = input.sym_sizes().vec();
+  shape.back() = shape.back() / 2;
+  return shape;
+}
+
+// TensorRT-LLM multiplies with the global scale, 448 * 6 / amax; torchao and ModelOpt divide by theirs, which is its
+// reciprocal. Given that by mistake, nearly all scale factors become zero, and the result with them.
+void warn_of_reciprocal(const at::Tensor& values, const at::Tensor& scale_factors, std::int64_t blocks) {
+  const std::uint8_t* codes = bytes_of(values);
+  const std::uint8_t* scales = bytes_of(scale_factors);
+  std::int64_t with_elements = 0;
+  std::int64_t lost = 0;
+  const std::int64_t rows = values.numel() / (blocks * kBlock / 2);
+  const bool swizzled = scale_factors.numel() != rows * blocks;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const std::uint8_t* at = codes + (row * blocks + block) * (kBlock / 2);
+      if (std::any_of(at, at + kBlock / 2, [](std::uint8_t pair) { return pair != 0; })) {
+        ++with_elements;
+        const std::int64_t offset = swizzled ? swizzled_offset(row, block, blocks) : row * blocks + block;
+        lost += scales[offset] == 0 ? 1 : 0;
+      }
+    }
+  }
+  if (lost * 10 > with_elements * 9) {
+    TORCH_WARN_ONCE(kQuantizeName, ": ", lost, " of ", with_elements,
+                    " blocks that are not zero got a scale factor of zero, so they read as zero. input_scale is "
+                    "multiplied with, 448 * 6 / amax, as in TensorRT-LLM; the reciprocal, amax / (448 * 6), as torchao "
+                    "and ModelOpt keep it, does this. Pass 1 / input_scale if that is what you have.");
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> quantize_cpu(const at::Tensor& input,
+                                     const at::Tensor& input_scale,
+                                     std::int64_t scaling_vector_size,
+                                     bool is_sf_swizzled_layout) {
+  check_quantize(input, input_scale, scaling_vector_size);
+  const std::int64_t columns = input.size(-1);
+  const std::int64_t rows = columns == 0 ? 0 : input.numel() / columns;
+  const std::int64_t blocks = columns / kBlock;
+  c10::SmallVector<std::int64_t, 6> shape(input.sizes().begin(), input.sizes().end());
+  shape.back() = columns / 2;
+  const at::TensorOptions bytes = input.options().dtype(c10::kByte);
+  at::Tensor values = at::empty(shape, bytes);
+  const std::int64_t size = is_sf_swizzled_layout ? swizzled_size(rows, blocks) : rows * blocks;
+  at::Tensor scale_factors = at::empty({size}, bytes);
+  if (size != rows * blocks) {
+    std::memset(mutable_bytes_of(scale_factors), 0, static_cast<std::size_t>(size));
+  }
+  if (rows == 0 || blocks == 0) {
+    return {std::move(values), std::move(scale_factors)};
+  }
+  const QuantizeRows work{
+      .input = input.const_data_ptr(),
+      .element = element_of(input.scalar_type()),
+      .columns = columns,
+      .global_scale = input_scale.const_data_ptr<float>(),
+      .global_scale_stride = input_scale.numel() == 1 ? 0 : 1,
+      .values = mutable_bytes_of(values),
+      .scale_factors = mutable_bytes_of(scale_factors),
+      .swizzled = is_sf_swizzled_layout,
+  };
+  const Kernels& target = chosen_target();
+  parallel(rows, std::max<std::int64_t>(1, kGrain / columns),
+           [&](std::int64_t first, std::int64_t last) { target.quantize_rows(work, first, last); });
+  // A look at the first blocks decides whether a closer one is worth it.
+  const std::int64_t first = std::min<std::int64_t>(blocks, 4);
+  if (std::all_of(work.scale_factors, work.scale_factors + first, [](std::uint8_t scale) { return scale == 0; })) {
+    warn_of_reciprocal(values, scale_factors, blocks);
+  }
+  return {std::move(values), std::move(scale_factors)};
+}
+
+std::vector<at::Tensor> quantize_fake(const at::Tensor& input,
+                                      const at::Tensor& input_scale,
+                                      c10::SymInt scaling_vector_size,
+                                      bool is_sf_swizzled_layout) {
+  check_quantize(input, input_scale, scaling_vector_size);
+  const c10::SymInt columns = input.sym_size(-1);
+  const c10::SymInt rows = rows_of(input);
+  const at::TensorOptions bytes = input.options().dtype(c10::kByte);
+  const c10::SymInt size = is_sf_swizzled_layout ? swizzled_bytes(rows, columns) : rows * (columns / kBlock);
+  return {at::empty_symint(values_shape(input), bytes), at::empty_symint({size}, bytes)};
+}
+
+namespace {
+
+// One value for each of `values`' rows, or one for all.
+void check_dequantize(const at::Tensor& values,
+                      const at::Tensor& scale_factors,
+                      const at::Tensor& global_scale,
+                      c10::ScalarType dtype,
+                      bool swizzled) {
+  const std::string_view name = kDequantizeName;
+  check_bytes(name, "values", values, c10::ScalarType::Float4_e2m1fn_x2);
+  TORCH_CHECK_VALUE(values.dim() >= 1, name, ": values must have a dimension or more.");
+  const c10::SymInt columns = values.sym_size(-1) * 2;
+  TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": values must have a multiple of 8 bytes a row, but has shape ",
+                    values.sym_sizes(), ".");
+  check_scale_factors(name, "scale_factors", scale_factors, rows_of(values), columns, swizzled);
+  TORCH_CHECK_TYPE(global_scale.scalar_type() == c10::kFloat, name, ": global_scale must be float32, but is ",
+                   global_scale.scalar_type(), ".");
+  const c10::SymInt count = global_scale.sym_numel();
+  TORCH_CHECK_VALUE((count == 1 || count == rows_of(values)) && global_scale.is_contiguous(), name,
+                    ": global_scale must be contiguous and have one element, or one for each of values' ",
+                    rows_of(values), " rows, but has shape ", global_scale.sym_sizes(), ".");
+  TORCH_CHECK_VALUE(values.device() == scale_factors.device() && values.device() == global_scale.device(), name,
+                    ": values, scale_factors and global_scale must be on one device, but are on ", values.device(),
+                    ", ", scale_factors.device(), " and ", global_scale.device(), ".");
+  TORCH_CHECK_TYPE(dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf, name,
+                   ": dtype must be float32, bfloat16 or float16, but is ", dtype, ".");
+}
+
+}  // namespace
+
+at::Tensor dequantize_cpu(const at::Tensor& values,
+                          const at::Tensor& scale_factors,
+                          const at::Tensor& global_scale,
+                          c10::ScalarType dtype,
+                          bool is_sf_swizzled_layout) {
+  check_dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
+  c10::SmallVector<std::int64_t, 6> shape(values.sizes().begin(), values.sizes().end());
+  shape.back() *= 2;
+  const at::Tensor result = at::empty(shape, values.options().dtype(c10::kFloat));
+  const std::int64_t blocks = shape.back() / kBlock;
+  const std::int64_t rows = blocks == 0 ? 0 : values.numel() / (shape.back() / 2);
+  const std::uint8_t* codes = bytes_of(values);
+  const std::uint8_t* scales = bytes_of(scale_factors);
+  const float* global_scales = global_scale.const_data_ptr<float>();
+  const bool one = global_scale.numel() == 1;
+  auto* out = result.mutable_data_ptr<float>();
+  parallel(rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, shape.back())),
+           [&](std::int64_t first, std::int64_t last) {
+             for (std::int64_t row = first; row < last; ++row) {
+               const float global = global_scales[one ? 0 : row];
+               for (std::int64_t block = 0; block < blocks; ++block) {
+                 const std::int64_t offset =
+                     is_sf_swizzled_layout ? swizzled_offset(row, block, blocks) : row * blocks + block;
+                 const float scale = e4m3_value(scales[offset]);
+                 const std::int64_t at = (row * blocks + block) * (kBlock / 2);
+                 for (std::int64_t i = at; i < at + kBlock / 2; ++i) {
+                   out[2 * i] = e2m1_value(codes[i] & 15U) * scale / global;
+                   out[2 * i + 1] = e2m1_value(codes[i] >> 4U) * scale / global;
+                 }
+               }
+             }
+           });
+  return result.to(dtype);
+}
+
+at::Tensor dequantize_fake(const at::Tensor& values,
+                           const at::Tensor& scale_factors,
+                           const at::Tensor& global_scale,
+                           c10::ScalarType dtype,
+                           bool is_sf_swizzled_layout) {
+  check_dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
+  std::vector<c10::SymInt> shape = values.sym_sizes().vec();
+  shape.back() = shape.back() * 2;
+  return at::empty_symint(shape, values.options().dtype(dtype));
+}
+
+namespace {
+
+void check_swizzle(const at::Tensor& scale_factors) {
+  constexpr std::string_view name = "dutyfree::swizzle_scale_factors";
+  check_bytes(name, "scale_factors", scale_factors, c10::kFloat8_e4m3fn);
+  TORCH_CHECK_VALUE(scale_factors.dim() == 2, name,
+                    ": scale_factors must have two dimensions, (M, K / 16), but has shape ", scale_factors.sym_sizes(),
+                    ".");
+}
+
+void check_unswizzle(const at::Tensor& scale_factors, const c10::SymInt& rows, const c10::SymInt& columns) {
+  constexpr std::string_view name = "dutyfree::unswizzle_scale_factors";
+  TORCH_CHECK_VALUE(rows >= 0 && columns >= 0, name, ": rows and columns must not be negative, but are ", rows, " and ",
+                    columns, ".");
+  check_scale_factors(name, "scale_factors", scale_factors, rows, columns * kBlock, true);
+}
+
+}  // namespace
+
+at::Tensor swizzle(const at::Tensor& scale_factors) {
+  check_swizzle(scale_factors);
+  const std::int64_t rows = scale_factors.size(0);
+  const std::int64_t blocks = scale_factors.size(1);
+  at::Tensor result = at::zeros({swizzled_size(rows, blocks)}, scale_factors.options());
+  const std::uint8_t* from = bytes_of(scale_factors);
+  std::uint8_t* to = mutable_bytes_of(result);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      to[swizzled_offset(row, block, blocks)] = from[row * blocks + block];
+    }
+  }
+  return result;
+}
+
+at::Tensor swizzle_fake(const at::Tensor& scale_factors) {
+  check_swizzle(scale_factors);
+  return at::empty_symint({swizzled_bytes(scale_factors.sym_size(0), scale_factors.sym_size(1) * kBlock)},
+                          scale_factors.options());
+}
+
+at::Tensor unswizzle(const at::Tensor& scale_factors, std::int64_t rows, std::int64_t columns) {
+  check_unswizzle(scale_factors, rows, columns);
+  at::Tensor result = at::empty({rows, columns}, scale_factors.options());
+  const std::uint8_t* from = bytes_of(scale_factors);
+  std::uint8_t* to = mutable_bytes_of(result);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < columns; ++block) {
+      to[row * columns + block] = from[swizzled_offset(row, block, columns)];
+    }
+  }
+  return result;
+}
+
+at::Tensor unswizzle_fake(const at::Tensor& scale_factors, c10::SymInt rows, c10::SymInt columns) {
+  check_unswizzle(scale_factors, rows, columns);
+  return at::empty_symint({rows, columns}, scale_factors.options());
+}
+
+}  // namespace dutyfree::nvfp4

@@ -1,0 +1,240 @@
+#include "nvfp4/weights.h"
+
+#include <ATen/Functions.h>
+#include <unistd.h>
+
+#include <list>
+#include <mutex>
+#include <unordered_map>
+
+#include "nvfp4/format.h"
+#include "torch_compat/parallel.h"
+#include "torch_compat/tensor.h"
+
+namespace dutyfree::nvfp4 {
+namespace {
+
+using torch_compat::parallel;
+
+// Which bytes a tensor has, and how often they have been written to.
+class Contents {
+ public:
+  explicit Contents(const at::Tensor& tensor)
+      : storage_(tensor.storage().getWeakStorageImpl()),
+        data_(tensor.const_data_ptr()),
+        rows_(tensor.size(0)),
+        bytes_(tensor.numel()),
+        counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+        version_(counter_.current_version()) {}
+
+  bool expired() const { return storage_.expired(); }
+  bool is(const at::Tensor& tensor) const {
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    return storage_._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
+           data_ == tensor.const_data_ptr() && rows_ == tensor.size(0) && bytes_ == tensor.numel() &&
+           torch_compat::counter_identity(counter_) == torch_compat::counter_identity(counter) &&
+           version_ == counter.current_version();
+  }
+
+ private:
+  // Weak, but enough that no other storage gets its address; the same goes for the counter, which is owned.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+  const void* data_;
+  std::int64_t rows_;
+  std::int64_t bytes_;
+  c10::VariableVersion counter_;
+  std::uint32_t version_;
+};
+
+struct Entry {
+  Form form;
+  Contents weight;
+  Contents weight_scale;
+  const void* key;
+  std::int64_t bytes;
+  std::shared_ptr<const Packed> packed;
+};
+
+class Cache {
+ public:
+  std::shared_ptr<const Packed> find(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+    const std::lock_guard lock(mutex_);
+    drop_one_expired();
+    const auto found = by_data_.equal_range(weight.const_data_ptr());
+    for (auto at = found.first; at != found.second; ++at) {
+      const std::list<Entry>::iterator entry = at->second;
+      if (entry->form == form && entry->weight.is(weight) && entry->weight_scale.is(weight_scale)) {
+        entries_.splice(entries_.begin(), entries_, entry);
+        return entry->packed;
+      }
+    }
+    return nullptr;
+  }
+
+  void keep(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    ++made_;
+    drop_expired();
+    // An older version of the same weight is of no more use.
+    const auto found = by_data_.equal_range(entry.key);
+    for (auto at = found.first; at != found.second;) {
+      const std::list<Entry>::iterator older = at->second;
+      ++at;
+      if (older->form == entry.form) {
+        drop(older);
+      }
+    }
+    bytes_ += entry.bytes;
+    entries_.push_front(std::move(entry));
+    by_data_.emplace(entries_.front().key, entries_.begin());
+    drop_over_limit();
+  }
+
+  void count_made() {
+    const std::lock_guard lock(mutex_);
+    ++made_;
+  }
+
+  PackedWeights state() {
+    const std::lock_guard lock(mutex_);
+    drop_expired();
+    return {static_cast<std::int64_t>(entries_.size()), bytes_, limit_, made_};
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    entries_.clear();
+    by_data_.clear();
+    next_to_look_at_ = entries_.end();
+    bytes_ = 0;
+  }
+  void limit(std::int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    limit_ = bytes;
+    drop_over_limit();
+  }
+
+ private:
+  // All below: with the mutex held.
+  void drop(std::list<Entry>::iterator entry) {
+    const auto found = by_data_.equal_range(entry->key);
+    for (auto at = found.first; at != found.second; ++at) {
+      if (at->second == entry) {
+        by_data_.erase(at);
+        break;
+      }
+    }
+    if (next_to_look_at_ == entry) {
+      ++next_to_look_at_;
+    }
+    bytes_ -= entry->bytes;
+    entries_.erase(entry);
+  }
+
+  static bool expired(const Entry& entry) { return entry.weight.expired() || entry.weight_scale.expired(); }
+
+  void drop_expired() {
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto here = entry++;
+      if (expired(*here)) {
+        drop(here);
+      }
+    }
+  }
+  // A look at one more entry with each call, so that what is gone goes soon, at a cost that does not grow.
+  void drop_one_expired() {
+    if (next_to_look_at_ == entries_.end()) {
+      next_to_look_at_ = entries_.begin();
+    }
+    if (next_to_look_at_ != entries_.end()) {
+      const auto here = next_to_look_at_++;
+      if (expired(*here)) {
+        drop(here);
+      }
+    }
+  }
+  void drop_over_limit() {
+    while (bytes_ > limit_ && !entries_.empty()) {
+      drop(std::prev(entries_.end()));
+    }
+  }
+
+  // A quarter of the machine's memory.
+  static std::int64_t default_limit() {
+    return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 4;
+  }
+
+  std::mutex mutex_;          // guards all that follows
+  std::list<Entry> entries_;  // the last used first
+  std::unordered_multimap<const void*, std::list<Entry>::iterator> by_data_;
+  std::list<Entry>::iterator next_to_look_at_ = entries_.end();
+  std::int64_t bytes_ = 0;
+  std::int64_t limit_ = default_limit();
+  std::int64_t made_ = 0;
+};
+
+Cache& cache() {
+  // Never destroyed: a thread may call an operator while the process ends.
+  static Cache& cache = *new Cache;
+  return cache;
+}
+
+std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+  const auto packed = std::make_shared<Packed>();
+  const std::int64_t rows = weight.size(0);
+  const std::int64_t blocks = weight.size(1) * 2 / kBlock;
+  const auto* values = static_cast<const std::uint8_t*>(weight.const_data_ptr());
+  const auto* scale_factors = static_cast<const std::uint8_t*>(weight_scale.const_data_ptr());
+  const at::TensorOptions bytes = at::TensorOptions().dtype(c10::kByte);
+  if (form == Form::panels) {
+    const std::int64_t panels = (rows + kPanel - 1) / kPanel;
+    const std::int64_t code_bytes = panels * blocks * kPanelBlock;
+    const std::int64_t scale_bytes = panels * blocks * kPanel * static_cast<std::int64_t>(sizeof(std::uint16_t));
+    packed->memory = at::empty({code_bytes + scale_bytes}, bytes);
+    auto* codes = packed->memory.mutable_data_ptr<std::uint8_t>();
+    auto* scales = reinterpret_cast<std::uint16_t*>(codes + code_bytes);
+    parallel(panels, 4, [&](std::int64_t first, std::int64_t last) {
+      pack_weight(values, scale_factors, rows, codes, scales, blocks, first, last);
+    });
+    packed->codes = codes;
+    packed->scales = scales;
+    packed->panel_count = panels;
+    packed->blocks = blocks;
+  } else {
+    packed->memory = at::empty({rows, blocks * kBlock}, bytes.dtype(c10::kBFloat16));
+    auto* out = static_cast<std::uint16_t*>(packed->memory.mutable_data_ptr());
+    parallel(rows, 16, [&](std::int64_t first, std::int64_t last) {
+      decode_to_bf16(values, scale_factors, out, blocks, first, last);
+    });
+  }
+  return packed;
+}
+
+}  // namespace
+
+std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+  // An inference tensor counts no versions, so there is no telling whether it is what it was.
+  if (weight.is_inference() || weight_scale.is_inference()) {
+    TORCH_WARN_ONCE(
+        "trtllm::nvfp4_gemm: the weight or its scale factors were made in inference mode, where PyTorch does not count "
+        "changes to a tensor, so the weight is repacked at every call. Make it outside torch.inference_mode().");
+    cache().count_made();
+    return pack(weight, weight_scale, form);
+  }
+  std::shared_ptr<const Packed> packed = cache().find(weight, weight_scale, form);
+  if (packed == nullptr) {
+    // Without the lock: two threads may do it twice at a weight's first call, and neither waits for other weights. What
+    // is changed meanwhile has a later version than the entry.
+    Entry entry{form, Contents(weight), Contents(weight_scale), weight.const_data_ptr(), 0, nullptr};
+    packed = pack(weight, weight_scale, form);
+    entry.packed = packed;
+    entry.bytes = static_cast<std::int64_t>(packed->memory.nbytes());
+    cache().keep(std::move(entry));
+  }
+  return packed;
+}
+
+PackedWeights packed_weights() { return cache().state(); }
+void forget_packed_weights() { cache().clear(); }
+void limit_packed_weights(std::int64_t bytes) { cache().limit(bytes); }
+
+}  // namespace dutyfree::nvfp4
