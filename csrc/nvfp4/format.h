@@ -53,28 +53,35 @@ DUTYFREE_NVFP4_FUNCTION std::uint32_t e2m1_code(float value) {
   return code | sign;
 }
 
+// The value of an e4m3 code from 0 to 0x7E: no sign, no NaN.
+DUTYFREE_NVFP4_FUNCTION float e4m3_magnitude(std::uint32_t code) {
+  // Exponent 0 has no hidden one: give it one, and take it off again.
+  const float subnormal = float_of((code << 20) + (121U << 23)) - 0x1p-6F;
+  const float normal = float_of((code << 20) + (120U << 23));
+  return code < 8 ? subnormal : normal;
+}
+
 DUTYFREE_NVFP4_FUNCTION float e4m3_value(std::uint32_t code) {
   const std::uint32_t magnitude = code & 0x7FU;
-  // Exponent 0 has no hidden one: give it one, and take it off again.
-  const float subnormal = float_of((magnitude << 20) + (121U << 23)) - 0x1p-6F;
-  const float normal = float_of((magnitude << 20) + (120U << 23));
-  const float value = magnitude < 8 ? subnormal : normal;
-  const std::uint32_t bits = magnitude == 0x7F ? 0x7FC00000U : bits_of(value);
+  const std::uint32_t bits = magnitude == 0x7F ? 0x7FC00000U : bits_of(e4m3_magnitude(magnitude));
   return float_of(bits | (code & 0x80U) << 24);
+}
+
+// The nearest e4m3 code for a number from 0 to 448, ties to the even one.
+DUTYFREE_NVFP4_FUNCTION std::uint32_t e4m3_magnitude_code(float magnitude) {
+  const std::uint32_t bits = bits_of(magnitude);
+  const std::uint32_t normal = ((bits + 0x7FFFFU + ((bits >> 20) & 1U)) >> 20) - (120U << 3);
+  const std::uint32_t subnormal =
+      bits_of(magnitude + 0x1p14F) & 0xFU;  // 2^14 has 2^-9, the smallest e4m3, as its last bit
+  return magnitude < 0x1p-6F ? subnormal : normal;
 }
 
 // The nearest e4m3 code, ties to the even one, saturated at 448; a NaN stays one.
 DUTYFREE_NVFP4_FUNCTION std::uint32_t e4m3_code(float value) {
   const std::uint32_t bits = bits_of(value);
   const float given = float_of(bits & 0x7FFFFFFFU);
-  const float magnitude = given < kLargestScale ? given : kLargestScale;
-  const std::uint32_t wide = bits_of(magnitude);
-  const std::uint32_t normal = ((wide + 0x7FFFFU + ((wide >> 20) & 1U)) >> 20) - (120U << 3);
-  const std::uint32_t subnormal =
-      bits_of(magnitude + 0x1p14F) & 0xFU;  // 2^14 has 2^-9, the smallest e4m3, as its last bit
-  const std::uint32_t code = magnitude < 0x1p-6F ? subnormal : normal;
-  const std::uint32_t sign = (bits >> 24) & 0x80U;
-  return value == value ? code | sign : 0x7FU;
+  const std::uint32_t code = e4m3_magnitude_code(given < kLargestScale ? given : kLargestScale);
+  return value == value ? code | ((bits >> 24) & 0x80U) : 0x7FU;
 }
 
 DUTYFREE_NVFP4_FUNCTION float bf16_value(std::uint32_t bits) { return float_of(bits << 16); }

@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
+#include "nvfp4/avx512/quantize.h"
 #include "nvfp4/gemm_int8.h"
-#include "nvfp4/quantize_rows.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -153,7 +153,7 @@ bool supported() {
 
 }  // namespace
 
-const Kernels avx512_bf16_kernels = {"avx512_bf16",          &supported, &quantize_rows,     &bf16_activation_bytes,
+const Kernels avx512_bf16_kernels = {"avx512_bf16",          &supported, &quantize_rows_avx512, &bf16_activation_bytes,
                                      &pack_bf16_activations, &bf16_gemm, &bf16_scratch_bytes};
 
 }  // namespace dutyfree::nvfp4

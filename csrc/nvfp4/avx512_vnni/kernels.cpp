@@ -3,8 +3,8 @@
 
 #include <immintrin.h>
 
+#include "nvfp4/avx512/quantize.h"
 #include "nvfp4/gemm_int8.h"
-#include "nvfp4/quantize_rows.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -60,7 +60,8 @@ bool supported() {
 
 }  // namespace
 
-const Kernels avx512_vnni_kernels = {"avx512_vnni",          &supported,       &quantize_rows, &int8_activation_bytes,
-                                     &pack_int8_activations, &int8_gemm<Vnni>, &no_scratch};
+const Kernels avx512_vnni_kernels = {
+    "avx512_vnni",    &supported, &quantize_rows_avx512, &int8_activation_bytes, &pack_int8_activations,
+    &int8_gemm<Vnni>, &no_scratch};
 
 }  // namespace dutyfree::nvfp4
