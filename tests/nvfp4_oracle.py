@@ -24,7 +24,8 @@ CHUNK = 1 << 19
 
 def scaled(x: NDArray[Any], g: Any) -> tuple[Floats, Bytes]:
     """The elements in units of their block's scale, (M, K), before they are rounded; and the scales."""
-    blocks = np.asarray(x, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        blocks = np.asarray(x, dtype=np.float64)
     rows, columns = blocks.shape
     blocks = blocks.reshape(rows, columns // 16, 16)
     g = np.broadcast_to(np.asarray(g, dtype=np.float64).reshape(-1, 1), (rows, 1))
