@@ -3,6 +3,7 @@
 ``DUTYFREE_NVFP4_VALUES=100000000`` quantizes that many random values; without it there are 8 million.
 """
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +37,10 @@ def _no_warning() -> Iterator[None]:
         yield
 
 
+# What was found right, by its hash: the oracle takes most of the time.
+_right: set[bytes] = set()
+
+
 def both_layouts(given: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, linear scales (M, K / 16) and swizzled scales, after comparing what both layouts have in common."""
     rows, columns = given.numel() // given.shape[-1], given.shape[-1]
@@ -53,8 +58,12 @@ def both_layouts(given: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def check(given: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantizes with both layouts and compares with the oracle."""
     values, linear, swizzled = both_layouts(given, scale)
-    g = scale.double().numpy().reshape(-1)
-    assert oracle.faults(as_numpy(given), g, values.numpy(), linear.numpy()) == []
+    bits = given.contiguous().view(torch.uint8)
+    called = hashlib.sha256(b"".join(part.numpy().tobytes() for part in (bits, scale, values, linear))).digest()
+    if called not in _right:  # else another target gave the same
+        g = scale.double().numpy().reshape(-1)
+        assert oracle.faults(as_numpy(given), g, values.numpy(), linear.numpy()) == []
+        _right.add(called)
     assert (swizzled.numpy() == oracle.swizzle(linear.numpy())).all()
     return values, linear
 

@@ -1,0 +1,137 @@
+"""Who owns ``torch.ops.trtllm``: names that another library has taken, and those of ``dutyfree.ops``."""
+
+import torch
+
+from isolated import run_isolated
+
+SCHEMA = (
+    "nvfp4_gemm(Tensor act_fp4, Tensor weight, Tensor act_sf, Tensor weight_scale, Tensor alpha, "
+    "ScalarType output_dtype, SymInt output_buffer_kind=0, "
+    'str allowed_backends="cutlass,cublaslt,cuda_core", SymInt[]? group=None, Tensor? bias=None) -> Tensor'
+)
+
+
+def _theirs() -> torch.library.Library:
+    library = torch.library.Library("trtllm", "DEF")
+    library.define(SCHEMA)
+    library.impl("nvfp4_gemm", lambda *_: torch.full((1,), 42.0), "CPU")
+    return library
+
+
+def _arguments() -> tuple[object, ...]:
+    byte = torch.zeros(1, 8, dtype=torch.uint8)
+    scales = torch.zeros(512, dtype=torch.uint8)
+    return byte, byte, scales, scales, torch.ones(1), torch.float32
+
+
+def import_after_theirs() -> None:
+    library = _theirs()
+    try:
+        import dutyfree.ops
+    except RuntimeError as error:
+        print(error)
+    else:
+        raise AssertionError(f"{dutyfree.ops} was imported beside {library}")
+    assert torch.ops.trtllm.nvfp4_gemm(*_arguments()).item() == 42
+
+
+def test_a_name_that_is_taken_is_one_clear_error() -> None:
+    text = run_isolated(import_after_theirs)
+    assert "trtllm::nvfp4_gemm" in text
+    assert "DUTYFREE_TRTLLM_OPS=keep" in text
+
+
+def import_after_theirs_twice() -> None:
+    library = _theirs()
+    for _ in range(2):
+        try:
+            import dutyfree.ops
+        except RuntimeError as error:
+            assert "trtllm::nvfp4_gemm" in str(error)
+        else:
+            raise AssertionError(f"{dutyfree.ops} was imported beside {library}")
+
+
+def test_a_second_import_gives_the_same_error() -> None:
+    run_isolated(import_after_theirs_twice)
+
+
+def keep_theirs() -> None:
+    library = _theirs()
+    import dutyfree.ops
+
+    assert torch.ops.trtllm.nvfp4_gemm(*_arguments()).item() == 42, library
+    assert dutyfree.ops.nvfp4_gemm(*_arguments()).item() == 42
+    # What they did not define is ours.
+    values, scales = dutyfree.ops.tunable_fp4_quantize(torch.full((1, 16), 6.0), torch.ones(1))
+    assert (values == 0x77).all()
+    assert scales.tolist() == [0x38]
+    assert dutyfree.ops.fp4_dequantize(values, scales, torch.ones(1)).tolist() == [[6.0] * 16]
+
+
+def test_theirs_are_kept_when_asked_to() -> None:
+    run_isolated(keep_theirs, DUTYFREE_TRTLLM_OPS="keep")
+
+
+def names_are_ours() -> None:
+    before = torch._C._dispatch_get_all_op_names()
+    assert not [name for name in before if name.startswith("trtllm::")]
+    import dutyfree
+
+    assert not [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("trtllm::")]
+    import dutyfree.ops
+
+    found = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("trtllm::", "dutyfree::"))}
+    assert {"trtllm::tunable_fp4_quantize", "trtllm::nvfp4_gemm"} <= found
+    assert {"dutyfree::fp4_dequantize", "dutyfree::swizzle_scale_factors"} <= found
+    assert dutyfree.ops.NVFP4Linear.__module__.startswith("dutyfree.ops")
+
+
+def test_only_importing_the_operators_defines_them() -> None:
+    run_isolated(names_are_ours)
+
+
+def test_keeping_without_theirs_defines_ours() -> None:
+    run_isolated(names_are_ours, DUTYFREE_TRTLLM_OPS="keep")
+
+
+def schemas_are_theirs() -> None:
+    import dutyfree.ops
+
+    assert dutyfree.ops.nvfp4_gemm is not None
+    wanted = {
+        "nvfp4_gemm": f"trtllm::{SCHEMA}",
+        "tunable_fp4_quantize": (
+            "trtllm::tunable_fp4_quantize(Tensor input, Tensor input_scale, SymInt scaling_vector_size=16, "
+            "bool is_sf_swizzled_layout=False) -> Tensor[]"
+        ),
+    }
+    for name, schema in wanted.items():
+        found = getattr(torch.ops.trtllm, name).default._schema
+        assert found == torch._C.parse_schema(schema), f"{found}\n{schema}"
+
+
+def test_the_schemas_are_the_published_ones() -> None:
+    run_isolated(schemas_are_theirs)
+
+
+def both_spellings_are_direct() -> None:
+    import dutyfree.ops
+
+    quantize = (torch.ones(2, 16), torch.ones(1))
+    for op in (
+        dutyfree.ops.tunable_fp4_quantize,
+        torch.ops.trtllm.tunable_fp4_quantize,
+        torch.ops.trtllm.tunable_fp4_quantize.default,
+    ):
+        assert dutyfree.explain(op, *quantize).path == "direct"
+        op(*quantize)
+    assert dutyfree.stats()["trtllm::tunable_fp4_quantize"].calls["direct"] == 3
+    for op in (dutyfree.ops.nvfp4_gemm, torch.ops.trtllm.nvfp4_gemm, torch.ops.trtllm.nvfp4_gemm.default):
+        assert dutyfree.explain(op, *_arguments()).path == "direct"
+        op(*_arguments())
+    assert dutyfree.stats()["trtllm::nvfp4_gemm"].calls["direct"] == 3
+
+
+def test_calls_go_the_direct_way_however_the_operator_is_spelled() -> None:
+    run_isolated(both_spellings_are_direct)
