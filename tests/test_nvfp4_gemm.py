@@ -3,6 +3,7 @@
 Weights that change, go away or come back at the same address are in test_nvfp4_weights.py.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +37,12 @@ LARGE = [
 ]  # fmt: skip
 # The portable kernel multiplies one number at a time.
 ON_LARGE = [
-    (shape, backend) for shape in LARGE for backend in BACKENDS if backend != "portable" or np.prod(shape) < 2**28
+    (shape, backend)
+    for shape in LARGE
+    for backend in (DEFAULT, *BACKENDS)
+    if backend != "portable" or np.prod(shape) < 2**28
 ]
+large_operands = functools.lru_cache(maxsize=1)(operands)
 
 
 def call(of: Operands, dtype: torch.dtype, backend: str = DEFAULT, bias: Tensor | None = None) -> Tensor:
@@ -88,12 +93,7 @@ def test_small_products(shape: tuple[int, int, int], backend: str, dtype: torch.
 def test_large_products(shape: tuple[int, int, int], backend: str) -> None:
     # All is computed and forty columns are compared: float64 of the rest would take most of the suite's time.
     columns = np.unique(np.linspace(0, shape[1] - 1, 40).astype(int))
-    check(operands(*shape), torch.bfloat16, backend, columns)
-
-
-@pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_large_products_with_no_preference(shape: tuple[int, int, int]) -> None:
-    check(operands(*shape), torch.float32, DEFAULT, np.unique(np.linspace(0, shape[1] - 1, 20).astype(int)))
+    check(large_operands(*shape), torch.float32 if backend == DEFAULT else torch.bfloat16, backend, columns)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""What ``trtllm::nvfp4_gemm`` keeps of weights on a CPU: a packed form is right only while the weight stays the same."""
+"""What ``trtllm::nvfp4_gemm`` keeps of weights on a CPU: a packed form is right only while the weight is the same."""
 
 import gc
 from collections.abc import Callable, Iterator
