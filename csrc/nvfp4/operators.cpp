@@ -1,6 +1,7 @@
 #include "nvfp4/operators.h"
 
 #include <optional>
+#include <string_view>
 
 #include "dutyfree/op.h"
 #include "nvfp4/gemm.h"
@@ -11,12 +12,15 @@
 namespace dutyfree::nvfp4 {
 namespace {
 
-void define_trtllm(Library& m) {
+void define_quantize(Library& m) {
   m.def(
        "tunable_fp4_quantize(Tensor input, Tensor input_scale, SymInt scaling_vector_size=16, "
        "bool is_sf_swizzled_layout=False) -> Tensor[]")
       .impl<&quantize_cpu>(at::kCPU)
       .fake<&quantize_fake>();
+}
+
+void define_gemm(Library& m) {
   m.def(
        "nvfp4_gemm(Tensor act_fp4, Tensor weight, Tensor act_sf, Tensor weight_scale, Tensor alpha, "
        "ScalarType output_dtype, SymInt output_buffer_kind=0, "
@@ -25,7 +29,7 @@ void define_trtllm(Library& m) {
       .fake<&gemm_fake>();
 }
 
-void define_dutyfree(Library& m) {
+void define_helpers(Library& m) {
   m.def(
        "fp4_dequantize(Tensor values, Tensor scale_factors, Tensor global_scale, ScalarType dtype=float, "
        "bool is_sf_swizzled_layout=False) -> Tensor")
@@ -37,12 +41,19 @@ void define_dutyfree(Library& m) {
       .fake<&unswizzle_fake>();
 }
 
-// The registrations, which live as long as the process: written once, with the GIL.
-std::optional<Library>& defined(bool trtllm) {
-  static std::optional<Library> of_trtllm;
-  static std::optional<Library> of_dutyfree;
-  return trtllm ? of_trtllm : of_dutyfree;
-}
+// What is registered at once, since TensorRT-LLM may have brought one of its two operators and not the other. The
+// registrations live as long as the process; written once each, with the GIL.
+struct Group {
+  std::string_view name;
+  const char* name_space;
+  void (*define)(Library& m);
+  std::optional<Library> registered;
+};
+Group groups[] = {
+    {"trtllm::tunable_fp4_quantize", "trtllm", &define_quantize, std::nullopt},
+    {"trtllm::nvfp4_gemm", "trtllm", &define_gemm, std::nullopt},
+    {"dutyfree", "dutyfree", &define_helpers, std::nullopt},
+};
 
 // Runs what may throw as torch does, as a Python function.
 template <typename Function>
@@ -59,17 +70,20 @@ PyObject* guarded(Function function) {
   return nullptr;
 }
 
-PyObject* define_operators(PyObject* /*module*/, PyObject* trtllm) {
+PyObject* define_operators(PyObject* /*module*/, PyObject* name) {
   return guarded([&]() -> PyObject* {
-    const bool of_trtllm = PyObject_IsTrue(trtllm) == 1;
-    std::optional<Library>& library = defined(of_trtllm);
-    if (!library.has_value()) {
-      try {
-        library.emplace(of_trtllm ? "trtllm" : "dutyfree", __FILE__, __LINE__);
-        (of_trtllm ? define_trtllm : define_dutyfree)(*library);
-      } catch (...) {
-        library.reset();
-        throw;
+    const char* text = PyUnicode_AsUTF8(name);
+    if (text == nullptr) {
+      return nullptr;
+    }
+    for (Group& group : groups) {
+      if (group.name == text && !group.registered.has_value()) {
+        try {
+          group.define(group.registered.emplace(group.name_space, __FILE__, __LINE__));
+        } catch (...) {
+          group.registered.reset();
+          throw;
+        }
       }
     }
     Py_RETURN_NONE;
@@ -138,7 +152,7 @@ PyObject* limit_weights(PyObject* /*module*/, PyObject* bytes) {
 
 PyMethodDef functions[] = {
     {"nvfp4_define_operators", define_operators, METH_O,
-     "Register the operators of trtllm (True) or dutyfree (False)."},
+     "Register an operator of trtllm by its name, or \"dutyfree\": those of ours."},
     {"nvfp4_cpu_targets", cpu_targets, METH_NOARGS, "The CPU targets that this machine can run, the best last."},
     {"nvfp4_cpu_backends", cpu_backend_names, METH_NOARGS, "The backends of nvfp4_gemm on this CPU."},
     {"nvfp4_forced_target", forced_cpu_target, METH_NOARGS, "The forced CPU target, or an empty string."},

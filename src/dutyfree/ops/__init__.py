@@ -13,11 +13,18 @@ from dutyfree.ops.nvfp4 import (
     unswizzle_scale_factors,
 )
 
+
+# Last: the layers call the operators by their names here, so that a replaced one is seen.
+from dutyfree.ops.linear import NVFP4Linear, QuantizedLinears, quantize_linears  # isort: skip
+
 __all__ = [
+    "NVFP4Linear",
+    "QuantizedLinears",
     "fp4_dequantize",
     "global_scale",
     "nvfp4",
     "nvfp4_gemm",
+    "quantize_linears",
     "swizzle_scale_factors",
     "tunable_fp4_quantize",
     "unswizzle_scale_factors",

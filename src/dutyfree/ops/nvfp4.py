@@ -28,9 +28,9 @@ def _define() -> None:
             f"dutyfree.ops in a process without them, or set {_WHOSE}=keep: then they stay in place, and dutyfree.ops "
             "has them accelerated under its names."
         )
-    _core.nvfp4_define_operators(False)
-    if not taken:
-        _core.nvfp4_define_operators(True)
+    for name in (*_TRTLLM, "dutyfree"):
+        if name not in taken:
+            _core.nvfp4_define_operators(name)
 
 
 _define()
@@ -82,10 +82,10 @@ unswizzle_scale_factors: CppOp = operator_named("dutyfree::unswizzle_scale_facto
 def global_scale(x: torch.Tensor) -> torch.Tensor:
     """The global scale with which ``x`` uses the whole range of NVFP4: 448 · 6 / max|x|, float32, of shape (1,).
 
-    A tensor of zeros, or without elements, has 1.
+    A tensor of zeros, or without elements, has 1; one with a NaN has a NaN.
     """
     largest = x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
-    return torch.where(largest > 0, 448.0 * 6.0 / largest, 1.0).reshape(1)
+    return torch.where(largest == 0, 1.0, 448.0 * 6.0 / largest).reshape(1)
 
 
 def available_targets() -> list[str]:
