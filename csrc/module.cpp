@@ -1,5 +1,7 @@
 #include <Python.h>
 
+#include "autotune/python_tuning.h"
+#include "autotune/runner_chooser.h"
 #include "call/apply_watch.h"
 #include "call/autograd.h"
 #include "call/backward.h"
@@ -50,7 +52,8 @@ PyMODINIT_FUNC PyInit__core() {
       !dutyfree::torch_compat::initialise_torch_function() || !dutyfree::call::add_operator_type(module) ||
       !dutyfree::call::add_op_callable_type(module) || !dutyfree::call::add_call_target_type(module) ||
       !dutyfree::call::add_node_call_type(module) || !dutyfree::call::add_forward(module) ||
-      !dutyfree::call::add_backward(module) || !dutyfree::nvfp4::add_functions(module) ||
+      !dutyfree::call::add_backward(module) || !dutyfree::autotune::add_tuning_functions(module) ||
+      !dutyfree::autotune::add_runner_chooser_type(module) || !dutyfree::nvfp4::add_functions(module) ||
       !dutyfree::choose_seeded_fault(module)) {
     Py_XDECREF(module);
     return nullptr;

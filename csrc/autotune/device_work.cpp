@@ -1,0 +1,35 @@
+#include "autotune/device_work.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memory>
+
+namespace dutyfree::autotune {
+namespace {
+
+// More than the last cache of the GPUs that there are.
+constexpr std::int64_t kDeviceSweep = 256LL << 20;
+
+}  // namespace
+
+Work work_on(c10::Device device, std::function<void(int tactic)> run) {
+  Work work{.run = std::move(run), .synchronise = {}, .evict = {}};
+  if (device.is_cpu()) {
+    return work;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  work.synchronise = [guard, device] { guard.synchronizeStream(guard.getStream(device)); };
+  // Made when the first cold run asks for it.
+  auto memory = std::make_shared<at::Tensor>();
+  work.evict = [memory, device] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (!memory->defined()) {
+      *memory = at::empty({kDeviceSweep}, at::TensorOptions(device).dtype(at::kByte));
+    }
+    memory->zero_();
+  };
+  return work;
+}
+
+}  // namespace dutyfree::autotune

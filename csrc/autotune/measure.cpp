@@ -1,0 +1,158 @@
+#include "autotune/measure.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <mutex>
+
+#include "autotune/host.h"
+
+namespace dutyfree::autotune {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kCacheLine = 64;
+constexpr std::int64_t kMebibyte = 1 << 20;
+
+std::mutex settings_mutex;
+Settings current_settings;
+
+// Of the last level. What the system's files say, since sysconf adds up the caches of the whole machine on some.
+std::int64_t cache_size() {
+  std::int64_t largest = 0;
+  for (int index = 0; index < 5; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    std::int64_t size = 0;
+    char unit = 0;
+    if (file >> size >> unit) {
+      largest = std::max(largest, size * (unit == 'M' ? kMebibyte : 1024));
+    }
+  }
+  return largest == 0 ? 32 * kMebibyte : std::min(largest, 256 * kMebibyte);
+}
+
+// Memory twice as large as the last cache; writing to all of it takes everything else out of the caches.
+class CacheSweep {
+ public:
+  // By the threads that kernels run on, so that each one's own caches are emptied too.
+  void operator()() {
+    if (memory_.empty()) {
+      memory_.resize(static_cast<std::size_t>(2 * cache_size() / kCacheLine));
+    }
+    at::parallel_for(0, static_cast<std::int64_t>(memory_.size()), kMebibyte / kCacheLine,
+                     [this](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t line = begin; line < end; ++line) {
+                         ++memory_[static_cast<std::size_t>(line)].first;
+                       }
+                     });
+  }
+
+ private:
+  struct alignas(kCacheLine) Line {
+    std::int64_t first = 0;
+  };
+  std::vector<Line> memory_;
+};
+
+// A candidate this many times slower than the best is not worth the rest of its repeats.
+constexpr double kHopeless = 3;
+constexpr int kEnoughToSeeThat = 3;
+
+class Stopwatch {
+ public:
+  Stopwatch(const Settings& settings, const Work& work) : settings_(settings), work_(work) {}
+
+  double microseconds(int tactic, double best) {
+    for (int run = 0; run < settings_.warmup; ++run) {
+      work_.run(tactic);
+    }
+    synchronise();
+    double fastest = std::numeric_limits<double>::infinity();
+    for (int run = 0; run < std::max(settings_.repeats, 1); ++run) {
+      host::let_signals_through();
+      if (settings_.cold) {
+        evict();
+      }
+      const auto start = Clock::now();
+      work_.run(tactic);
+      synchronise();
+      const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+      fastest = std::min(fastest, elapsed.count());
+      if (run + 1 >= kEnoughToSeeThat && fastest > kHopeless * best) {
+        break;
+      }
+    }
+    return fastest;
+  }
+
+ private:
+  void synchronise() {
+    if (work_.synchronise) {
+      work_.synchronise();
+    }
+  }
+  void evict() {
+    if (work_.evict) {
+      work_.evict();
+    } else {
+      sweep_();
+    }
+    synchronise();
+  }
+
+  const Settings& settings_;
+  const Work& work_;
+  CacheSweep sweep_;
+};
+
+}  // namespace
+
+Settings settings() {
+  const std::lock_guard lock(settings_mutex);
+  return current_settings;
+}
+
+void set_tuning(bool enabled, Settings settings) {
+  const std::lock_guard lock(settings_mutex);
+  current_settings = settings;
+  detail::tuning_flag.store(enabled, std::memory_order_relaxed);
+}
+
+const Measured* Measurement::best() const {
+  // The first of equals, so that a tie goes to what the operator itself lists first.
+  const auto least = std::min_element(measured.begin(), measured.end(), [](const Measured& a, const Measured& b) {
+    return a.microseconds < b.microseconds;
+  });
+  return least == measured.end() ? nullptr : &*least;
+}
+
+Measurement measure(const Settings& settings,
+                    const std::vector<int>& candidates,
+                    const Work& work,
+                    const std::function<void(std::size_t)>& before) {
+  Measurement result;
+  Stopwatch stopwatch(settings, work);
+  double best = std::numeric_limits<double>::infinity();
+  for (std::size_t index = 0; index < candidates.size(); ++index) {
+    before(index);
+    try {
+      const double microseconds = stopwatch.microseconds(candidates[index], best);
+      result.measured.push_back({candidates[index], microseconds});
+      best = std::min(best, microseconds);
+    } catch (const std::exception& error) {
+      if (!host::is_about_the_candidate(error)) {
+        throw;
+      }
+      result.left_out.emplace_back(candidates[index], error.what());
+    }
+  }
+  return result;
+}
+
+}  // namespace dutyfree::autotune

@@ -1,0 +1,155 @@
+#include "autotune/python_tuning.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "autotune/host.h"
+#include "autotune/python_host.h"
+#include "autotune/tuned_operator.h"
+#include "py_ref.h"
+
+namespace dutyfree::autotune {
+namespace {
+
+PyRef text_or_none(const std::string& text) {
+  return text.empty()
+             ? PyRef::borrow(Py_None)
+             : PyRef::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+PyRef dict_of(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  PyRef dict = PyRef::steal(PyDict_New());
+  for (const auto& [name, value] : pairs) {
+    // Other people's messages: in whatever encoding.
+    const PyRef text =
+        PyRef::steal(PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), "replace"));
+    if (!dict || !text || PyDict_SetItemString(dict.get(), name.c_str(), text.get()) != 0) {
+      return {};
+    }
+  }
+  return dict;
+}
+
+// A list of what `row` makes of each of `list`, for every operator.
+template <typename Rows, typename Row>
+PyObject* collect(Rows rows, Row row) {
+  PyRef list = PyRef::steal(PyList_New(0));
+  for (const TunedOperator* op : tuned_operators()) {
+    for (const auto& each : rows(*op)) {
+      const PyRef made = row(*op, each);
+      if (!list || !made || PyList_Append(list.get(), made.get()) != 0) {
+        return nullptr;
+      }
+    }
+  }
+  return list.release();
+}
+
+// set_tuning(enabled, warmup, repeats, cold, progress) -> what was set before, in the same form
+PyObject* python_set_tuning(PyObject*, PyObject* args) {
+  int enabled = 0, cold = 0;
+  Settings wanted;
+  PyObject* progress = nullptr;
+  if (!PyArg_ParseTuple(args, "piipO", &enabled, &wanted.warmup, &wanted.repeats, &cold, &progress)) {
+    return nullptr;
+  }
+  wanted.cold = cold != 0;
+  const Settings before = settings();
+  const bool enabled_before = tuning();
+  set_tuning(enabled != 0, wanted);
+  if (enabled != 0) {
+    // Whoever tunes says which file counts.
+    host::skip_default_cache();
+  }
+  PyRef listener = set_progress(progress == Py_None ? nullptr : progress);
+  if (!listener) {
+    listener = PyRef::borrow(Py_None);
+  }
+  return Py_BuildValue("NiiNO", PyBool_FromLong(enabled_before ? 1 : 0), before.warmup, before.repeats,
+                       PyBool_FromLong(before.cold ? 1 : 0), listener.get());
+}
+
+PyObject* python_is_tuning(PyObject*, PyObject*) { return PyBool_FromLong(tuning() ? 1 : 0); }
+
+PyObject* python_measured_choices(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(measured_choices()); }
+
+// tuning_choices() -> [(operator, configuration, dims, tactic, microseconds, {tactic left out: reason})]
+PyObject* python_choices(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return collect([](const TunedOperator& op) { return op.choices(); },
+                 [](const TunedOperator& op, const Choice& choice) {
+                   const PyRef dims = python_dims(choice.dims);
+                   const PyRef left_out = dict_of(choice.left_out);
+                   return PyRef::steal(!dims || !left_out
+                                           ? nullptr
+                                           : Py_BuildValue("ssOsdO", op.name().c_str(), choice.configuration.c_str(),
+                                                           dims.get(), choice.tactic.c_str(), choice.microseconds,
+                                                           left_out.get()));
+                 });
+  END_HANDLE_TH_ERRORS
+}
+
+// tuning_misses() -> [(operator, configuration, dims, fallback or None, a file's unknown tactic or None)]
+PyObject* python_misses(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return collect([](const TunedOperator& op) { return op.misses(); },
+                 [](const TunedOperator& op, const Miss& miss) {
+                   const PyRef dims = python_dims(miss.dims);
+                   const PyRef fallback = text_or_none(miss.fallback);
+                   const PyRef unknown = text_or_none(miss.unknown);
+                   return PyRef::steal(!dims || !fallback || !unknown
+                                           ? nullptr
+                                           : Py_BuildValue("ssOOO", op.name().c_str(), miss.configuration.c_str(),
+                                                           dims.get(), fallback.get(), unknown.get()));
+                 });
+  END_HANDLE_TH_ERRORS
+}
+
+// restore_choice(operator, configuration, dims, tactic, microseconds)
+PyObject* python_restore(PyObject*, PyObject* args) {
+  const char *name = nullptr, *configuration = nullptr, *tactic = nullptr;
+  PyObject* sizes = nullptr;
+  double microseconds = 0;
+  if (!PyArg_ParseTuple(args, "ssO!sd", &name, &configuration, &PyTuple_Type, &sizes, &tactic, &microseconds)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  std::vector<std::int64_t> dims;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(sizes); ++index) {
+    dims.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, index)));
+    if (dims.back() == -1 && PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+  }
+  tuned_operator(name).restore(configuration, dims, tactic, microseconds);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* python_forget(PyObject*, PyObject*) {
+  for (TunedOperator* op : tuned_operators()) {
+    op->forget();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* python_skip_default_cache(PyObject*, PyObject*) {
+  host::skip_default_cache();
+  Py_RETURN_NONE;
+}
+
+PyMethodDef tuning_functions[] = {
+    {"set_tuning", python_set_tuning, METH_VARARGS, "Start or end measuring; returns what was set before."},
+    {"is_tuning", python_is_tuning, METH_NOARGS, "Whether calls without a choice measure now."},
+    {"measured_choices", python_measured_choices, METH_NOARGS, "Choices measured since the process began."},
+    {"tuning_choices", python_choices, METH_NOARGS, "Every operator's choices."},
+    {"tuning_misses", python_misses, METH_NOARGS, "Every key that calls found no choice for."},
+    {"restore_choice", python_restore, METH_VARARGS, "Take a choice for one that was measured here."},
+    {"forget_choices", python_forget, METH_NOARGS, "Forget every operator's choices."},
+    {"skip_default_cache", python_skip_default_cache, METH_NOARGS, "Never read the default cache by itself."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+bool add_tuning_functions(PyObject* module) { return PyModule_AddFunctions(module, tuning_functions) == 0; }
+
+}  // namespace dutyfree::autotune
