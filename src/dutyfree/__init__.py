@@ -2,6 +2,7 @@
 
 from dutyfree import _compatibility  # isort: skip  (first: it says what is wrong where the core would only crash)
 from dutyfree.accelerate import Entry, Report, accelerate, restore
+from dutyfree.autotune import AutoTuner, autotune
 from dutyfree.cpp import CppOp, Operators, load_library
 from dutyfree.cpp_build import build
 from dutyfree.cpp_paths import cmake_dir, get_include
@@ -13,6 +14,7 @@ del _compatibility
 
 __all__ = [
     "AuditError",
+    "AutoTuner",
     "CppOp",
     "CustomOp",
     "Entry",
@@ -21,6 +23,7 @@ __all__ = [
     "Plan",
     "Report",
     "accelerate",
+    "autotune",
     "build",
     "cmake_dir",
     "explain",
