@@ -14,7 +14,7 @@ constexpr std::int64_t kDeviceSweep = 256LL << 20;
 }  // namespace
 
 Work work_on(c10::Device device, std::function<void(int tactic)> run) {
-  Work work{.run = std::move(run), .synchronise = {}, .evict = {}};
+  Work work{.run = std::move(run)};
   if (device.is_cpu()) {
     return work;
   }

@@ -66,9 +66,7 @@ class Choice:
             "us": round(self.us, 3),
         }
         if self.left_out:
-            entry["left_out"] = {
-                name: reason.replace("\0", "")[:_LONGEST_REASON] for name, reason in self.left_out.items()
-            }
+            entry["left_out"] = {name: reason[:_LONGEST_REASON] for name, reason in self.left_out.items()}
         return entry
 
 
@@ -121,7 +119,7 @@ def load(path: Path, rank: int | None = None) -> str | None:
     """
     try:
         sections = _read(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return f"{path} does not exist"
     except OSError as error:
         return _warned(f"The tuning cache {path} can't be read: {error}.")
