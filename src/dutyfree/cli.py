@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from dutyfree import cli_tune
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(cli_tune.app, name="tune")
 
 
 class Benchmark(str, enum.Enum):
@@ -120,21 +123,14 @@ def run(
     The processes that it starts accelerate theirs, too: DUTYFREE_AUTO=1 is set for them.
     """
     import os
-    import runpy
-    import sys
 
     import dutyfree
+    from dutyfree import _program
 
     os.environ["DUTYFREE_AUTO"] = "1"
     dutyfree.accelerate()
-    sys.argv = [target, *context.args]
     try:
-        if module:
-            sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, str(Path(target).resolve().parent))
-            runpy.run_path(target, run_name="__main__")
+        _program.run(target, context.args, module=module)
     finally:
         if stats:
             from dutyfree.explain import print_stats
