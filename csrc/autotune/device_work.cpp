@@ -9,7 +9,7 @@ namespace dutyfree::autotune {
 namespace {
 
 // More than the last cache of the GPUs that there are.
-constexpr std::int64_t kDeviceSweep = 256LL << 20;
+constexpr std::int64_t kDeviceSweep = 256LL * 1024 * 1024;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ Work work_on(c10::Device device, std::function<void(int tactic)> run) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   work.synchronise = [guard, device] { guard.synchronizeStream(guard.getStream(device)); };
   // Made when the first cold run asks for it.
-  auto memory = std::make_shared<at::Tensor>();
+  const auto memory = std::make_shared<at::Tensor>();
   work.evict = [memory, device] {
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!memory->defined()) {

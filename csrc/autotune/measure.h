@@ -15,9 +15,9 @@ struct Work {
   // out.
   std::function<void(int tactic)> run;
   // Waits for the device; nothing for work that is done when `run` returns.
-  std::function<void()> synchronise = {};
+  std::function<void()> synchronise = nullptr;
   // Empties the caches that matter; by default those of the CPU, up to the last level.
-  std::function<void()> evict = {};
+  std::function<void()> evict = nullptr;
 };
 
 struct Measured {

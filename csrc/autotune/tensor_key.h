@@ -22,10 +22,9 @@ class TensorKinds {
   static constexpr std::uint32_t kNone = ~0U;
 
   void add(std::uint32_t kind) noexcept { words_[count_++] = kind; }
-  void add(const c10::TensorImpl& tensor) noexcept {
-    add((static_cast<std::uint32_t>(c10::typeMetaToScalarType(tensor.dtype())) << 16U) |
-        (static_cast<std::uint32_t>(static_cast<std::uint8_t>(tensor.device_type())) << 8U) |
-        static_cast<std::uint32_t>(tensor.dim()));
+  void add(c10::ScalarType type, c10::DeviceType device, std::size_t dims) noexcept {
+    add((static_cast<std::uint32_t>(type) << 16U) |
+        (static_cast<std::uint32_t>(static_cast<std::uint8_t>(device)) << 8U) | static_cast<std::uint32_t>(dims));
   }
   bool operator==(const TensorKinds& other) const noexcept {
     return count_ == other.count_ && std::equal(words_.begin(), words_.begin() + count_, other.words_.begin());
@@ -62,7 +61,8 @@ class TensorKey {
         continue;
       }
       const c10::TensorImpl& tensor = *torch_compat::tensor_impl(args[index]);
-      if (!torch_compat::has_plain_keys(tensor.key_set()) || tensor.device_type() == c10::DeviceType::Meta ||
+      const c10::DeviceType device = tensor.device_type();
+      if (!torch_compat::has_plain_keys(tensor.key_set()) || device == c10::DeviceType::Meta ||
           tensor.has_symbolic_sizes_strides()) [[unlikely]] {
         return Outcome::NotPlain;
       }
@@ -70,7 +70,7 @@ class TensorKey {
       if (size_ + sizes.size() > dims_.size()) [[unlikely]] {
         return Outcome::TooMany;
       }
-      kinds_.add(tensor);
+      kinds_.add(c10::typeMetaToScalarType(tensor.dtype()), device, sizes.size());
       std::uint64_t bucketed = dynamic[index];
       for (const std::int64_t size : sizes) {
         dims_[size_++] = (bucketed & 1U) != 0 ? bucket(size) : size;
