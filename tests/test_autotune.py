@@ -2,12 +2,14 @@
 
 import gc
 import operator as operators
+import re
 import sys
 import threading
 import time
 import tracemalloc
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,3 +407,14 @@ def test_what_listens_to_progress_may_end_tuning() -> None:
     finally:
         _core.set_tuning(*before)
     assert choices_of(chooser) == {}
+
+
+def test_the_documented_operator_works() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "autotune.md").read_text()
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "fast_custom_op" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    x, w = torch.ones(300, 64), torch.ones(64, 64)
+    with autotune(repeats=1, warmup=0):
+        assert torch.equal(names["gemm"](x, w), x @ w)
+    assert set(choices_of(names["tuned"])) == {(256, 64, 64, 64)}

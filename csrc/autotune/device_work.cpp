@@ -9,7 +9,7 @@ namespace dutyfree::autotune {
 namespace {
 
 // More than the last cache of the GPUs that there are.
-constexpr std::int64_t kDeviceSweep = 256LL * 1024 * 1024;
+constexpr std::int64_t kDeviceSweep = 268'435'456;
 
 }  // namespace
 

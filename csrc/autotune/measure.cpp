@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kCacheLine = 64;
-constexpr std::int64_t kMebibyte = 1024 * 1024;
+constexpr std::int64_t kMebibyte = 1'048'576;
 
 std::mutex settings_mutex;
 Settings current_settings;
