@@ -1,5 +1,5 @@
 # make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
-# make fuzz, make faults, make sanitize, make instructions, make packages: checks beyond the tests, see CONTRIBUTING.md.
+# make cuda, make fuzz, make faults, make sanitize, make instructions, make packages: checks beyond the tests, see CONTRIBUTING.md.
 
 PYTHON ?= python3
 venv := .venv
@@ -9,6 +9,7 @@ build := build/dev
 packages := build/packages-venv
 googletest := build/googletest
 valgrind := build/valgrind
+nvcc := build/nvcc
 setup := $(venv)/.setup-torch-$(TORCH)
 configured := $(build)/build.ninja
 with_tests := $(build)/.with-tests
@@ -19,7 +20,7 @@ export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 CASES ?= 100000
 SEED ?= 0
 
-.PHONY: setup build bench test fuzz lint format clean faults sanitize instructions packages bench-packages
+.PHONY: setup build cuda bench test fuzz lint format clean faults sanitize instructions packages bench-packages
 .PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
@@ -56,6 +57,16 @@ $(with_tests): $(configured) $(googletest)/src/gtest-all.cc $(valgrind)/.looked-
 	cmake $(build) -DDUTYFREE_GTEST_SOURCE=$(CURDIR)/$(googletest) \
 		-DDUTYFREE_VALGRIND=$$(test -x $(valgrind)/valgrind && echo $(CURDIR)/$(valgrind))
 	@touch $(configured) $@
+
+# The library of CUDA kernels, by the machine's nvcc or one of NVIDIA's packages for pip; no GPU is needed.
+$(nvcc)/.looked-for: scripts/get_nvcc.sh $(setup)
+	@command -v nvcc >/dev/null || scripts/get_nvcc.sh $(nvcc) $(venv)/bin/python
+	@mkdir -p $(nvcc)
+	@touch $@
+
+cuda: $(configured) $(nvcc)/.looked-for
+	cmake $(build) -DDUTYFREE_CUDA=ON
+	cmake --build $(build) --target dutyfree_nvfp4_cuda
 
 test: $(with_tests)
 	cmake --build $(build)
@@ -97,7 +108,7 @@ sanitize: $(setup)
 	scripts/sanitize.sh
 
 # Not what CMake puts into an example's build folder.
-cpp_files = $(shell find csrc include tests/cpp tests/cpp_operators examples -not -path '*/build/*' '(' -name '*.h' -o -name '*.cpp' ')' 2>/dev/null)
+cpp_files = $(shell find csrc include tests/cpp tests/cpp_operators examples -not -path '*/build/*' '(' -name '*.h' -o -name '*.cpp' -o -name '*.cu' ')' 2>/dev/null)
 
 # One target a tool, so that `make -k lint` runs all of them even when one complains.
 lint: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
