@@ -1,5 +1,6 @@
 # make bench, make test: set up what they need and run. make lint, make format, make build, make setup, make clean.
-# make cuda, make fuzz, make faults, make sanitize, make instructions, make packages: checks beyond the tests, see CONTRIBUTING.md.
+# make cuda, make aarch64, make fuzz, make faults, make sanitize, make instructions, make packages: checks beyond the tests,
+# see CONTRIBUTING.md.
 
 PYTHON ?= python3
 venv := .venv
@@ -10,6 +11,7 @@ packages := build/packages-venv
 googletest := build/googletest
 valgrind := build/valgrind
 nvcc := build/nvcc
+aarch64 := build/aarch64
 setup := $(venv)/.setup-torch-$(TORCH)
 configured := $(build)/build.ninja
 with_tests := $(build)/.with-tests
@@ -20,7 +22,7 @@ export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 CASES ?= 100000
 SEED ?= 0
 
-.PHONY: setup build cuda bench test fuzz lint format clean faults sanitize instructions packages bench-packages
+.PHONY: setup build cuda aarch64 bench test fuzz lint format clean faults sanitize instructions packages bench-packages
 .PHONY: lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
 
 setup: $(setup)
@@ -67,6 +69,14 @@ $(nvcc)/.looked-for: scripts/get_nvcc.sh $(setup)
 cuda: $(configured) $(nvcc)/.looked-for
 	cmake $(build) -DDUTYFREE_CUDA=ON
 	cmake --build $(build) --target dutyfree_nvfp4_cuda
+
+$(aarch64)/tools/run: scripts/get_aarch64.sh
+	scripts/get_aarch64.sh $(aarch64)/tools
+	@touch $@
+
+# What of NVFP4 needs no torch, for 64-bit ARM: built by a cross compiler, and its tests run by an emulator.
+aarch64: $(aarch64)/tools/run $(googletest)/src/gtest-all.cc
+	scripts/check_aarch64.sh $(aarch64)/tools $(googletest) $(aarch64)
 
 test: $(with_tests)
 	cmake --build $(build)
