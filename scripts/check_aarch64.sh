@@ -8,10 +8,10 @@ folder=$3
 cd "$(dirname "$0")/.."
 
 mkdir -p "$folder"
-sources=(tests/cpp/nvfp4_format_test.cpp tests/cpp/nvfp4_cuda_blocks_test.cpp)
-for source in csrc/nvfp4/portable/*.cpp tests/cpp/nvfp4_portable_test.cpp; do
-  [ ! -f "$source" ] || sources+=("$source")
-done
+sources=(
+  csrc/nvfp4/layout.cpp csrc/nvfp4/portable/kernels.cpp
+  tests/cpp/nvfp4_format_test.cpp tests/cpp/nvfp4_cuda_blocks_test.cpp tests/cpp/nvfp4_kernels_test.cpp
+)
 
 compile() { "$tools/g++" -std=c++20 -Icsrc -isystem "$googletest/include" -c "$@"; }
 for source in gtest-all gtest_main; do
@@ -21,7 +21,7 @@ done
 objects=("$folder/gtest-all.o" "$folder/gtest_main.o")
 for source in "${sources[@]}"; do
   object=$folder/$(basename "$source" .cpp).o
-  compile -O2 -Wall -Wextra -Werror "$source" -o "$object"
+  compile -O3 -ffp-contract=off -Wall -Wextra -Wno-unused-function -Werror "$source" -o "$object"
   objects+=("$object")
 done
 # The linker warns of a function of GoogleTest's that is not called.

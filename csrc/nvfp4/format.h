@@ -96,6 +96,23 @@ DUTYFREE_NVFP4_FUNCTION float fp16_value(std::uint32_t bits) {
   return float_of(wide | (bits & 0x8000U) << 16);
 }
 
+// The nearest bf16 and fp16, ties to the even one. (gcc 12 has no type for fp16 in C++ but on x86.)
+DUTYFREE_NVFP4_FUNCTION std::uint32_t bf16_bits(float value) {
+  const std::uint32_t bits = bits_of(value);
+  return value == value ? (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16 : 0x7FC0U;
+}
+
+DUTYFREE_NVFP4_FUNCTION std::uint32_t fp16_bits(float value) {
+  const std::uint32_t bits = bits_of(value);
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+  // A half has 2^-24, the smallest fp16, as its last bit.
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5F) - bits_of(0.5F);
+  const std::uint32_t normal = ((magnitude + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13) - (112U << 10);
+  const std::uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;
+  const std::uint32_t infinite = magnitude > 0x7F800000U ? 0x7E00U : 0x7C00U;
+  return (magnitude < 0x47800000U ? finite : infinite) | ((bits >> 16) & 0x8000U);
+}
+
 // The scale factor of a block whose largest magnitude is `largest`, NaNs left out. In double precision, where the
 // product is exact, so that what decides is the rounding to float32 and then to e4m3.
 DUTYFREE_NVFP4_FUNCTION std::uint32_t scale_code(float global_scale, float largest) {

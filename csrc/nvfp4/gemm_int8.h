@@ -65,12 +65,6 @@ void pack_int8_activations(const Gemm& gemm, std::int64_t first, std::int64_t la
   }
 }
 
-inline std::uint16_t round_to_bf16(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
-  return static_cast<std::uint16_t>(value == value ? rounded : 0x7FC0U);
-}
-
 // One row of a tile into the result, as alpha * sum + bias, rounded once.
 inline void store_row(const Gemm& gemm, const float* sums, std::int64_t row, std::int64_t column, std::int64_t count) {
   float values[4 * kPanel];
@@ -86,12 +80,12 @@ inline void store_row(const Gemm& gemm, const float* sums, std::int64_t row, std
   if (gemm.element == Element::bf16) {
     auto* out = static_cast<std::uint16_t*>(gemm.out) + at;
     for (std::int64_t i = 0; i < count; ++i) {
-      out[i] = round_to_bf16(values[i]);
+      out[i] = static_cast<std::uint16_t>(bf16_bits(values[i]));
     }
   } else if (gemm.element == Element::fp16) {
-    auto* out = static_cast<_Float16*>(gemm.out) + at;
+    auto* out = static_cast<std::uint16_t*>(gemm.out) + at;
     for (std::int64_t i = 0; i < count; ++i) {
-      out[i] = static_cast<_Float16>(values[i]);
+      out[i] = static_cast<std::uint16_t>(fp16_bits(values[i]));
     }
   } else {
     std::copy_n(values, count, static_cast<float*>(gemm.out) + at);

@@ -158,6 +158,26 @@ TEST(Nvfp4Format, all_fp16_and_bf16_numbers) {
   for (unsigned mantissa = 1; mantissa < 0x80; ++mantissa) ASSERT_TRUE(std::isnan(bf16_value(0x7F80U | mantissa)));
 }
 
+// All codes, the middles between them and the floats beside those.
+TEST(Nvfp4Format, rounds_to_the_nearest_fp16_and_bf16) {
+  const auto expect = [](auto code_of, auto value_of, std::uint32_t infinity) {
+    for (std::uint32_t code = 0; code < infinity; ++code) {
+      ASSERT_EQ(code_of(value_of(code)), code);
+      ASSERT_EQ(code_of(-value_of(code)), code | 0x8000U);
+      // As if there were another number above the last: that is where infinity begins.
+      const double next = code + 1 < infinity ? value_of(code + 1) : 2.0 * value_of(code) - value_of(code - 1);
+      const auto middle = static_cast<float>((value_of(code) + next) / 2);
+      ASSERT_EQ(code_of(middle), code + code % 2) << code;
+      ASSERT_EQ(code_of(std::nextafter(middle, 0.0F)), code);
+      ASSERT_EQ(code_of(std::nextafter(middle, std::numeric_limits<float>::infinity())), code + 1);
+    }
+    ASSERT_EQ(code_of(std::numeric_limits<float>::infinity()), infinity);
+    ASSERT_GT(code_of(std::numeric_limits<float>::quiet_NaN()), infinity);
+  };
+  expect([](float value) { return fp16_bits(value); }, [](std::uint32_t code) { return fp16_value(code); }, 0x7C00U);
+  expect([](float value) { return bf16_bits(value); }, [](std::uint32_t code) { return bf16_value(code); }, 0x7F80U);
+}
+
 TEST(Nvfp4Format, products_of_codes_and_scale_factors_are_exact_in_bf16_and_fp16) {
   for (unsigned scale = 0; scale < 0x7F; ++scale) {
     for (unsigned code = 0; code < 16; ++code) {

@@ -22,22 +22,6 @@ struct alignas(8) Codes {
 template <int kDtype>
 constexpr int kElementSize = kDtype == kDutyfreeFloat32 ? 4 : (kDtype == kDutyfreeFloat8E4M3 ? 1 : 2);
 
-DUTYFREE_NVFP4_FUNCTION std::uint32_t bf16_bits(float value) {
-  const std::uint32_t bits = bits_of(value);
-  return value == value ? (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16 : 0x7FC0U;
-}
-
-DUTYFREE_NVFP4_FUNCTION std::uint32_t fp16_bits(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  // A half has 2^-24, the smallest fp16, as its last bit.
-  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5F) - bits_of(0.5F);
-  const std::uint32_t normal = ((magnitude + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13) - (112U << 10);
-  const std::uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;
-  const std::uint32_t infinite = magnitude > 0x7F800000U ? 0x7E00U : 0x7C00U;
-  return (magnitude < 0x47800000U ? finite : infinite) | ((bits >> 16) & 0x8000U);
-}
-
 // A block of 16 elements, which are as many words as an element has bytes.
 template <int kDtype>
 DUTYFREE_NVFP4_FUNCTION void load_block(const void* input, std::int64_t block, float (&elements)[kBlock]) {
