@@ -28,6 +28,12 @@ void check_scale_factors(std::string_view name,
                          const c10::SymInt& columns,
                          bool swizzled);
 
+void check_dequantize(const at::Tensor& values,
+                      const at::Tensor& scale_factors,
+                      const at::Tensor& global_scale,
+                      c10::ScalarType dtype,
+                      bool swizzled);
+
 void check_gemm(const at::Tensor& act_fp4,
                 const at::Tensor& weight,
                 const at::Tensor& act_sf,

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "dutyfree/op.h"
+#include "nvfp4/cuda/operators.h"
 #include "nvfp4/gemm.h"
 #include "nvfp4/quantize.h"
 #include "nvfp4/target.h"
@@ -17,6 +18,7 @@ void define_quantize(Library& m) {
        "tunable_fp4_quantize(Tensor input, Tensor input_scale, SymInt scaling_vector_size=16, "
        "bool is_sf_swizzled_layout=False) -> Tensor[]")
       .impl<&quantize_cpu>(at::kCPU)
+      .impl<&quantize_cuda>(at::kCUDA)
       .fake<&quantize_fake>();
 }
 
@@ -26,6 +28,7 @@ void define_gemm(Library& m) {
        "ScalarType output_dtype, SymInt output_buffer_kind=0, "
        "str allowed_backends=\"cutlass,cublaslt,cuda_core\", SymInt[]? group=None, Tensor? bias=None) -> Tensor")
       .impl<&gemm_cpu>(at::kCPU)
+      .impl<&gemm_cuda>(at::kCUDA)
       .fake<&gemm_fake>();
 }
 
@@ -34,6 +37,7 @@ void define_helpers(Library& m) {
        "fp4_dequantize(Tensor values, Tensor scale_factors, Tensor global_scale, ScalarType dtype=float, "
        "bool is_sf_swizzled_layout=False) -> Tensor")
       .impl<&dequantize_cpu>(at::kCPU)
+      .impl<&dequantize_cuda>(at::kCUDA)
       .fake<&dequantize_fake>();
   m.def("swizzle_scale_factors(Tensor scale_factors) -> Tensor").impl<&swizzle>(at::kCPU).fake<&swizzle_fake>();
   m.def("unswizzle_scale_factors(Tensor scale_factors, SymInt rows, SymInt columns) -> Tensor")

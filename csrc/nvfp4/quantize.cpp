@@ -126,36 +126,6 @@ std::vector<at::Tensor> quantize_fake(const at::Tensor& input,
   return {at::empty_symint(values_shape(input), bytes), at::empty_symint({size}, bytes)};
 }
 
-namespace {
-
-// One value for each of `values`' rows, or one for all.
-void check_dequantize(const at::Tensor& values,
-                      const at::Tensor& scale_factors,
-                      const at::Tensor& global_scale,
-                      c10::ScalarType dtype,
-                      bool swizzled) {
-  const std::string_view name = kDequantizeName;
-  check_bytes(name, "values", values, c10::ScalarType::Float4_e2m1fn_x2);
-  TORCH_CHECK_VALUE(values.dim() >= 1, name, ": values must have a dimension or more.");
-  const c10::SymInt columns = values.sym_size(-1) * 2;
-  TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": values must have a multiple of 8 bytes a row, but has shape ",
-                    values.sym_sizes(), ".");
-  check_scale_factors(name, "scale_factors", scale_factors, rows_of(values), columns, swizzled);
-  TORCH_CHECK_TYPE(global_scale.scalar_type() == c10::kFloat, name, ": global_scale must be float32, but is ",
-                   global_scale.scalar_type(), ".");
-  const c10::SymInt count = global_scale.sym_numel();
-  TORCH_CHECK_VALUE((count == 1 || count == rows_of(values)) && global_scale.is_contiguous(), name,
-                    ": global_scale must be contiguous and have one element, or one for each of values' ",
-                    rows_of(values), " rows, but has shape ", global_scale.sym_sizes(), ".");
-  TORCH_CHECK_VALUE(values.device() == scale_factors.device() && values.device() == global_scale.device(), name,
-                    ": values, scale_factors and global_scale must be on one device, but are on ", values.device(),
-                    ", ", scale_factors.device(), " and ", global_scale.device(), ".");
-  TORCH_CHECK_TYPE(dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf, name,
-                   ": dtype must be float32, bfloat16 or float16, but is ", dtype, ".");
-}
-
-}  // namespace
-
 at::Tensor dequantize_cpu(const at::Tensor& values,
                           const at::Tensor& scale_factors,
                           const at::Tensor& global_scale,

@@ -144,6 +144,7 @@ at::Tensor gemm(const at::Tensor& act_fp4,
   const std::int64_t m = act_fp4.size(0);
   const std::int64_t n = weight.size(0);
   const auto options = act_fp4.options();
+  const at::Tensor factor = alpha.view({});  // one element in any number of dimensions
   if (m == 0 || n == 0) return at::empty({m, n}, options.dtype(output_dtype));
 
   at::Tensor sum;  // without the bias, in float32
@@ -152,12 +153,13 @@ at::Tensor gemm(const at::Tensor& act_fp4,
   } else if (backend == kCublasLt) {
     const bool fused = output_dtype != at::kFloat && (!bias.has_value() || bias->scalar_type() == output_dtype);
     sum = torch_compat::scaled_mm_of_nvfp4(aligned(act_fp4, 16), aligned(weight, 16), aligned(act_sf, 16),
-                                           aligned(weight_scale, 16), alpha, fused ? bias : std::nullopt,
+                                           aligned(weight_scale, 16), alpha,
+                                           fused && bias.has_value() ? std::optional(bias->contiguous()) : std::nullopt,
                                            fused ? output_dtype : at::kFloat);
     if (fused) return sum;
   } else {
     TORCH_CHECK(backend == kBf16, "NVFP4 on CUDA has no backend ", backend);
-    sum = gemm_by_bf16(act_fp4, weight, act_sf, weight_scale).mul_(alpha);
+    sum = gemm_by_bf16(act_fp4, weight, act_sf, weight_scale).mul_(factor);
   }
   if (bias.has_value()) sum.add_(*bias);
   return sum.to(output_dtype);
