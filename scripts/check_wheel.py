@@ -26,6 +26,9 @@ headers = Path(__file__).parents[1] / "include" / "dutyfree"
 assert {path.name for path in (include / "dutyfree").iterdir()} == {path.name for path in headers.glob("*.h")}
 assert (include / "dutyfree" / "op.h").exists()
 assert {path.name for path in cmake.iterdir()} >= {"dutyfreeConfig.cmake", "query_torch.py"}
+# Built for the checkout, it is in the wheel too: both look for nvcc in the same places.
+cuda_library = "libdutyfree_nvfp4_cuda.so"
+assert (package / cuda_library).exists() == (headers.parents[1] / "src" / "dutyfree" / cuda_library).exists()
 assert double(torch.ones(2)).tolist() == [2.0, 2.0]
 assert dutyfree.explain(double, torch.ones(2)).path == "direct"
 print(f"{package}: an operator is called directly")

@@ -54,7 +54,7 @@ at::Tensor decode(const at::Tensor& values,
                   bool swizzled) {
   auto sizes = values.sizes().vec();
   sizes.back() *= 2;
-  at::Tensor output = at::empty(sizes, values.options().dtype(dtype));
+  const at::Tensor output = at::empty(sizes, values.options().dtype(dtype));
   const at::Tensor source = aligned(values, 8);
   const DutyfreeNvfp4Dequantize call{
       .values = static_cast<const std::uint8_t*>(source.const_data_ptr()),
@@ -92,8 +92,8 @@ std::vector<at::Tensor> quantize(const at::Tensor& input, const at::Tensor& inpu
   auto sizes = input.sizes().vec();
   sizes.back() /= 2;
   const auto bytes = input.options().dtype(at::kByte);
-  at::Tensor values = at::empty(sizes, bytes);
-  at::Tensor scale_factors = at::empty({swizzled ? swizzled_size(rows, blocks) : rows * blocks}, bytes);
+  const at::Tensor values = at::empty(sizes, bytes);
+  const at::Tensor scale_factors = at::empty({swizzled ? swizzled_size(rows, blocks) : rows * blocks}, bytes);
   const at::Tensor source = aligned(input, 16);
   const DutyfreeNvfp4Quantize call{
       .input = source.const_data_ptr(),

@@ -29,8 +29,8 @@ DUTYFREE_NVFP4_FUNCTION void load_block(const void* input, std::int64_t block, f
   Word words[kSize];
   for (int i = 0; i < kSize; ++i) words[i] = (static_cast<const Word*>(input) + block * kSize)[i];
   for (int i = 0; i < kBlock; ++i) {
-    const int byte = i * kSize;
-    const std::uint32_t word = words[byte / 16].part[byte / 4 % 4] >> (8 * (byte % 4));
+    const unsigned byte = static_cast<unsigned>(i) * kSize;
+    const std::uint32_t word = words[byte / 16].part[byte / 4 % 4] >> (8U * (byte % 4U));
     if constexpr (kDtype == kDutyfreeFloat32) {
       elements[i] = float_of(word);
     } else if constexpr (kDtype == kDutyfreeFloat16) {
@@ -51,8 +51,8 @@ DUTYFREE_NVFP4_FUNCTION void store_block(void* output, std::int64_t block, const
     const std::uint32_t bits = kDtype == kDutyfreeFloat32   ? bits_of(elements[i])
                                : kDtype == kDutyfreeFloat16 ? fp16_bits(elements[i])
                                                             : bf16_bits(elements[i]);
-    const int byte = i * kSize;
-    words[byte / 16].part[byte / 4 % 4] |= bits << (8 * (byte % 4));
+    const unsigned byte = static_cast<unsigned>(i) * kSize;
+    words[byte / 16].part[byte / 4 % 4] |= bits << (8U * (byte % 4U));
   }
   for (int i = 0; i < kSize; ++i) (static_cast<Word*>(output) + block * kSize)[i] = words[i];
 }
@@ -93,7 +93,7 @@ DUTYFREE_NVFP4_FUNCTION void quantize_thread(const DutyfreeNvfp4Quantize& call, 
   call.scale_factors[offset] = static_cast<std::uint8_t>(scale);
 
   Codes codes = {};
-  for (int i = 0; i < kBlock; ++i) codes.part[i / 8] |= e2m1_code(elements[i] * factor) << (4 * (i % 8));
+  for (unsigned i = 0; i < kBlock; ++i) codes.part[i / 8] |= e2m1_code(elements[i] * factor) << (4U * (i % 8U));
   reinterpret_cast<Codes*>(call.values)[source] = codes;
 }
 
@@ -111,7 +111,7 @@ DUTYFREE_NVFP4_FUNCTION void dequantize_thread(const DutyfreeNvfp4Dequantize& ca
       e4m3_value(call.scale_factors[kSwizzled ? swizzled_offset(row, thread % blocks, blocks) : source]);
   const Codes codes = reinterpret_cast<const Codes*>(call.values)[source];
   float elements[kBlock];
-  for (int i = 0; i < kBlock; ++i) elements[i] = e2m1_value(codes.part[i / 8] >> (4 * (i % 8)) & 0xFU) * scale;
+  for (unsigned i = 0; i < kBlock; ++i) elements[i] = e2m1_value(codes.part[i / 8] >> (4U * (i % 8U)) & 0xFU) * scale;
   if (call.global_scale != nullptr) {
     const float global_scale = call.global_scale[call.scale_per_row != 0 ? row : 0];
     for (int i = 0; i < kBlock; ++i) elements[i] /= global_scale;
