@@ -55,6 +55,9 @@ endfunction()
 
 # The variants for checks build the core alone.
 if(DUTYFREE_CUDA AND NOT DUTYFREE_SEEDED_FAULTS AND NOT DUTYFREE_SANITIZE)
+  if(DUTYFREE_NVCC AND NOT EXISTS ${DUTYFREE_NVCC})
+    unset(DUTYFREE_NVCC CACHE)  # it was there once
+  endif()
   find_program(
     DUTYFREE_NVCC nvcc
     HINTS ${CMAKE_CURRENT_SOURCE_DIR}/build/nvcc ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda
@@ -82,6 +85,6 @@ if(DUTYFREE_CUDA AND NOT DUTYFREE_SEEDED_FAULTS AND NOT DUTYFREE_SANITIZE)
   elseif(DUTYFREE_CUDA STREQUAL AUTO)
     message(STATUS "CUDA kernels: not built, ${DUTYFREE_CUDA_PROBLEM}")
   else()
-    message(FATAL_ERROR "CUDA kernels: ${DUTYFREE_CUDA_PROBLEM}\nscripts/get_nvcc.sh gets one.")
+    message(FATAL_ERROR "CUDA kernels: ${DUTYFREE_CUDA_PROBLEM}\nscripts/get_nvcc.sh build/nvcc python3 gets one.")
   endif()
 endif()
