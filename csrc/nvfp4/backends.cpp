@@ -3,7 +3,10 @@
 #include <c10/util/Exception.h>
 
 #include <array>
+#include <atomic>
+#include <vector>
 
+#include "autotune/tuned_operator.h"
 #include "nvfp4/checks.h"
 
 namespace dutyfree::nvfp4 {
@@ -13,6 +16,37 @@ constexpr auto kCount = static_cast<std::size_t>(Backend::count);
 constexpr std::array<const char*, kCount> kNames = {"cutlass", "cublaslt",    "cuda_core",   "cutedsl", "portable",
                                                     "avx2",    "avx512_bf16", "avx512_vnni", "bf16_mm"};
 constexpr std::string_view kDefaultNames = "cutlass,cublaslt,cuda_core";
+
+constexpr Backends kAll = (1U << kCount) - 1U;
+// The fastest on large products first.
+constexpr std::array kBySpeed = {Backend::cublaslt, Backend::avx512_vnni, Backend::avx512_bf16,
+                                 Backend::avx2,     Backend::bf16_mm,     Backend::portable};
+
+// Tactics are backends, by number. Never destroyed: a thread may call an operator while the process ends.
+autotune::TunedOperator& tuner() {
+  static auto& tuner = []() -> autotune::TunedOperator& {
+    auto& made = *new autotune::TunedOperator(std::string(kGemmName));
+    for (const char* name : kNames) {
+      made.tactic(name);
+    }
+    return made;
+  }();
+  return tuner;
+}
+
+// The tuner's number for a configuration. Asking it by text takes a lock, so the answers are kept: zero is none yet.
+std::uint32_t configuration(Backends usable, c10::DeviceType device, c10::ScalarType output) {
+  static std::array<std::atomic<std::uint32_t>, 2 * 3 * (kAll + 1)> known{};
+  const std::size_t of_output = output == c10::kBFloat16 ? 0 : (output == c10::kHalf ? 1 : 2);
+  const std::size_t index = ((device == c10::kCPU ? 0 : 3) + of_output) * (kAll + 1) + usable;
+  std::uint32_t number = known[index].load(std::memory_order_relaxed);
+  if (number == 0) [[unlikely]] {
+    number = tuner().configuration(c10::DeviceTypeName(device, true) + ' ' + c10::toString(output) + " of " +
+                                   names_of(usable));
+    known[index].store(number, std::memory_order_relaxed);
+  }
+  return number;
+}
 
 std::string_view without_spaces(std::string_view text) {
   while (!text.empty() && text.front() == ' ') {
@@ -61,10 +95,9 @@ Backends parse_backends(std::string_view names) {
       unknown += (unknown.empty() ? "'" : ", '") + std::string(name) + "'";
     }
   }
-  constexpr Backends all = (1U << kCount) - 1U;
   TORCH_CHECK_VALUE(unknown.empty(), kGemmName, ": allowed_backends has ", unknown, ", which is unknown. Valid are ",
-                    names_of(all), ".");
-  TORCH_CHECK_VALUE(found != 0, kGemmName, ": allowed_backends names no backend. Valid are ", names_of(all), ".");
+                    names_of(kAll), ".");
+  TORCH_CHECK_VALUE(found != 0, kGemmName, ": allowed_backends names no backend. Valid are ", names_of(kAll), ".");
   return found;
 }
 
@@ -74,6 +107,50 @@ Backends usable_backends(Backends allowed, Backends available, std::string_view 
   TORCH_CHECK_VALUE(usable != 0, kGemmName, ": none of the allowed backends (", names_of(allowed), ") is available on ",
                     device, ", which has ", names_of(available), ".");
   return usable;
+}
+
+Backends candidates_of(Backends usable) {
+  Backends slower = 0;
+  if ((usable & (bit(Backend::avx512_vnni) | bit(Backend::avx512_bf16))) != 0) {
+    slower = bit(Backend::avx2) | bit(Backend::portable);
+  } else if ((usable & bit(Backend::avx2)) != 0) {
+    slower = bit(Backend::portable);
+  }
+  return usable & ~slower;
+}
+
+Backend choose_backend(Backends usable,
+                       c10::DeviceType device,
+                       c10::ScalarType output,
+                       std::int64_t rows,
+                       std::int64_t columns,
+                       std::int64_t inner,
+                       c10::function_ref<autotune::Work()> work) {
+  const auto fallback = [&]() -> Backend {
+    for (const Backend backend : kBySpeed) {
+      if ((usable & bit(backend)) != 0) {
+        return backend;
+      }
+    }
+    TORCH_INTERNAL_ASSERT(false, "no backend is usable");
+  };
+  if ((usable & (usable - 1)) == 0) {
+    return fallback();  // the only one
+  }
+  const autotune::Key key{.configuration = configuration(usable, device, output),
+                          .size = 3,
+                          .dims = {autotune::bucket(rows), columns, inner}};
+  int tactic = tuner().find(key);
+  if (tactic < 0) [[unlikely]] {
+    std::vector<int> candidates;
+    for (int i = 0; i < static_cast<int>(kCount); ++i) {
+      if ((usable >> i & 1U) != 0) {
+        candidates.push_back(i);
+      }
+    }
+    tactic = tuner().decide(key, candidates, static_cast<int>(fallback()), work());
+  }
+  return static_cast<Backend>(tactic);
 }
 
 }  // namespace dutyfree::nvfp4

@@ -1,8 +1,14 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <c10/util/FunctionRef.h>
 #include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "autotune/measure.h"
 
 // The names in nvfp4_gemm's argument allowed_backends, as sets of bits.
 namespace dutyfree::nvfp4 {
@@ -18,7 +24,7 @@ enum class Backend : std::uint8_t {
   avx2,
   avx512_bf16,
   avx512_vnni,
-  // On both: the weight decoded to bf16 once, and PyTorch's own product.
+  // On both: decoded to bf16, on the CPU the weight once, and PyTorch's own product.
   bf16_mm,
   count,
 };
@@ -38,5 +44,19 @@ Backends parse_backends(std::string_view names);
 
 // Those of `allowed` that `device` has. Throws where there are none; the text lists those that there are.
 Backends usable_backends(Backends allowed, Backends available, std::string_view device);
+
+// Those that may be the fastest: a target is no candidate where a better one of its kind is.
+Backends candidates_of(Backends usable);
+
+// The backend for a product of this size: what the tuner measured or, before it did, the first of `usable` in the order
+// of their speed on large products. While tuning it measures: work.run(tactic) is called with backends as numbers, and
+// makes the whole product each time.
+Backend choose_backend(Backends usable,
+                       c10::DeviceType device,
+                       c10::ScalarType output,
+                       std::int64_t rows,
+                       std::int64_t columns,
+                       std::int64_t inner,
+                       c10::function_ref<autotune::Work()> work);
 
 }  // namespace dutyfree::nvfp4

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <memory>
 
+#include "autotune/tuning_mode.h"
 #include "nvfp4/backends.h"
 #include "nvfp4/checks.h"
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
 #include "nvfp4/weights.h"
+#include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
 
 namespace dutyfree::nvfp4 {
@@ -50,6 +52,26 @@ struct Product {
   float alpha;
   const std::optional<at::Tensor>& bias;
   const at::Tensor& out;
+};
+
+// Bytes times rows of products that take a tenth of a millisecond or more.
+constexpr std::int64_t kLong = 1 << 24;
+
+// Lets other Python threads run for its lifetime, if this one has the GIL, and keeps the tensors of a product alive.
+class WithoutGil {
+ public:
+  explicit WithoutGil(const Product& product)
+      : act_fp4_(product.act_fp4),
+        weight_(product.weight),
+        act_sf_(product.act_sf),
+        weight_scale_(product.weight_scale),
+        bias_(product.bias) {}
+
+ private:
+  // Before the GIL's: they go when it is back.
+  at::Tensor act_fp4_, weight_, act_sf_, weight_scale_;
+  std::optional<at::Tensor> bias_;
+  torch_compat::GilReleasedIfHeld released_;
 };
 
 Element element_of(c10::ScalarType dtype) {
@@ -139,14 +161,29 @@ Backends available_on_cpu() {
   return available;
 }
 
-Backend best_of(Backends usable) {
-  for (const Backend backend :
-       {Backend::avx512_vnni, Backend::avx512_bf16, Backend::avx2, Backend::bf16_mm, Backend::portable}) {
-    if ((usable & bit(backend)) != 0) {
-      return backend;
-    }
+// What a call may use. bf16_mm rounds to bf16, so for other results it has to be asked for by its name alone.
+Backends usable_on_cpu(std::string_view allowed_backends, c10::ScalarType output_dtype) {
+  if (const Kernels* forced = forced_target(); forced != nullptr) {
+    parse_backends(allowed_backends);
+    return parse_backends(forced->name);
   }
-  return Backend::portable;
+  const Backends usable = usable_backends(parse_backends(allowed_backends), available_on_cpu(), "this CPU");
+  const Backends exact = usable & ~bit(Backend::bf16_mm);
+  return candidates_of(output_dtype == c10::kBFloat16 || exact == 0 ? usable : exact);
+}
+
+void choose_and_run(Backends usable, const Product& product) {
+  bool measured = false;
+  const Backend backend =
+      choose_backend(usable, c10::kCPU, product.out.scalar_type(), product.act_fp4.size(0), product.weight.size(0),
+                     product.act_fp4.size(1) * 2, [&] {
+                       measured = autotune::tuning();
+                       return autotune::Work{.run = [&](int tactic) { run(static_cast<Backend>(tactic), product); }};
+                     });
+  if (measured) {  // the form that was not chosen is of no more use
+    forget_packed_weight(product.weight, backend == Backend::bf16_mm ? Form::panels : Form::bf16);
+  }
+  run(backend, product);
 }
 
 }  // namespace
@@ -171,16 +208,21 @@ at::Tensor gemm_cpu(const at::Tensor& act_fp4,
                     at::OptionalIntArrayRef /*group*/,
                     const std::optional<at::Tensor>& bias) {
   check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
-  Backends usable = usable_backends(parse_backends(allowed_backends), available_on_cpu(), "this CPU");
-  if (const Kernels* forced = forced_target(); forced != nullptr) {
-    usable = parse_backends(forced->name);
-  }
+  const Backends usable = usable_on_cpu(allowed_backends, output_dtype);
   const std::int64_t rows = act_fp4.size(0);
   const std::int64_t columns = weight.size(0);
   at::Tensor out = at::empty({rows, columns}, act_fp4.options().dtype(output_dtype));
-  if (rows != 0 && columns != 0) {
-    run(best_of(usable), {act_fp4, weight, act_sf, weight_scale, *alpha.const_data_ptr<float>(), bias, out});
+  if (rows == 0 || columns == 0) {
+    return out;
   }
+  const Product product{act_fp4, weight, act_sf, weight_scale, *alpha.const_data_ptr<float>(), bias, out};
+  if (rows * columns * act_fp4.size(1) < kLong) {
+    choose_and_run(usable, product);
+    return out;
+  }
+  // Long enough for other Python threads to be let in, who could take the caller's tensors away.
+  const WithoutGil without_gil(product);
+  choose_and_run(usable, product);
   return out;
 }
 

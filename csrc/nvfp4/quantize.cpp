@@ -3,11 +3,14 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
+#include "autotune/host.h"
 #include "nvfp4/checks.h"
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
+#include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
 
 namespace dutyfree::nvfp4 {
@@ -17,6 +20,8 @@ using torch_compat::parallel;
 
 // Elements that one thread takes at least: some microseconds of work, more than waking another costs.
 constexpr std::int64_t kGrain = 1 << 15;
+// Elements that take a tenth of a millisecond or more.
+constexpr std::int64_t kLong = 1 << 20;
 
 const std::uint8_t* bytes_of(const at::Tensor& tensor) {
   return static_cast<const std::uint8_t*>(tensor.const_data_ptr());
@@ -64,10 +69,14 @@ void warn_of_reciprocal(const at::Tensor& values, const at::Tensor& scale_factor
     }
   }
   if (lost * 10 > with_elements * 9) {
-    TORCH_WARN_ONCE(kQuantizeName, ": ", lost, " of ", with_elements,
-                    " blocks that are not zero got a scale factor of zero, so they read as zero. input_scale is "
-                    "multiplied with, 448 * 6 / amax, as in TensorRT-LLM; the reciprocal, amax / (448 * 6), as torchao "
-                    "and ModelOpt keep it, does this. Pass 1 / input_scale if that is what you have.");
+    static std::atomic_flag warned;
+    if (!warned.test_and_set()) {
+      autotune::host::warn(c10::str(
+          kQuantizeName, ": ", lost, " of ", with_elements,
+          " blocks that are not zero got a scale factor of zero, so they read as zero. input_scale is multiplied with, "
+          "448 * 6 / amax, as in TensorRT-LLM; the reciprocal, amax / (448 * 6), as torchao and ModelOpt keep it, does "
+          "this. Pass 1 / input_scale if that is what you have."));
+    }
   }
 }
 
@@ -104,8 +113,18 @@ std::vector<at::Tensor> quantize_cpu(const at::Tensor& input,
       .swizzled = is_sf_swizzled_layout,
   };
   const Kernels& target = chosen_target();
-  parallel(rows, std::max<std::int64_t>(1, kGrain / columns),
-           [&](std::int64_t first, std::int64_t last) { target.quantize_rows(work, first, last); });
+  const auto run = [&] {
+    parallel(rows, std::max<std::int64_t>(1, kGrain / columns),
+             [&](std::int64_t first, std::int64_t last) { target.quantize_rows(work, first, last); });
+  };
+  if (input.numel() < kLong) {
+    run();
+  } else {
+    // Long enough for other Python threads to be let in, who could take the caller's tensors away.
+    const at::Tensor kept[] = {input, input_scale};
+    const torch_compat::GilReleasedIfHeld released;
+    run();
+  }
   // A look at the first blocks decides whether a closer one is worth it.
   const std::int64_t first = std::min<std::int64_t>(blocks, 4);
   if (std::all_of(work.scale_factors, work.scale_factors + first, [](std::uint8_t scale) { return scale == 0; })) {

@@ -3,10 +3,12 @@
 #include <ATen/Functions.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <list>
 #include <mutex>
 #include <unordered_map>
 
+#include "autotune/host.h"
 #include "nvfp4/format.h"
 #include "torch_compat/parallel.h"
 #include "torch_compat/tensor.h"
@@ -75,19 +77,16 @@ class Cache {
     const std::lock_guard lock(mutex_);
     ++made_;
     drop_expired();
-    // An older version of the same weight is of no more use.
-    const auto found = by_data_.equal_range(entry.key);
-    for (auto at = found.first; at != found.second;) {
-      const std::list<Entry>::iterator older = at->second;
-      ++at;
-      if (older->form == entry.form) {
-        drop(older);
-      }
-    }
+    drop_of(entry.key, entry.form);  // an older version of the same weight is of no more use
     bytes_ += entry.bytes;
     entries_.push_front(std::move(entry));
     by_data_.emplace(entries_.front().key, entries_.begin());
     drop_over_limit();
+  }
+
+  void forget(const void* key, Form form) {
+    const std::lock_guard lock(mutex_);
+    drop_of(key, form);
   }
 
   void count_made() {
@@ -128,6 +127,17 @@ class Cache {
     }
     bytes_ -= entry->bytes;
     entries_.erase(entry);
+  }
+
+  void drop_of(const void* key, Form form) {
+    const auto found = by_data_.equal_range(key);
+    for (auto at = found.first; at != found.second;) {
+      const std::list<Entry>::iterator entry = at->second;
+      ++at;
+      if (entry->form == form) {
+        drop(entry);
+      }
+    }
   }
 
   static bool expired(const Entry& entry) { return entry.weight.expired() || entry.weight_scale.expired(); }
@@ -214,9 +224,13 @@ std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& w
 std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
   // An inference tensor counts no versions, so there is no telling whether it is what it was.
   if (weight.is_inference() || weight_scale.is_inference()) {
-    TORCH_WARN_ONCE(
-        "trtllm::nvfp4_gemm: the weight or its scale factors were made in inference mode, where PyTorch does not count "
-        "changes to a tensor, so the weight is repacked at every call. Make it outside torch.inference_mode().");
+    static std::atomic_flag warned;
+    if (!warned.test_and_set()) {
+      autotune::host::warn(
+          "trtllm::nvfp4_gemm: the weight or its scale factors were made in inference mode, where PyTorch does not "
+          "count "
+          "changes to a tensor, so the weight is repacked at every call. Make it outside torch.inference_mode().");
+    }
     cache().count_made();
     return pack(weight, weight_scale, form);
   }
@@ -235,6 +249,7 @@ std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::
 
 PackedWeights packed_weights() { return cache().state(); }
 void forget_packed_weights() { cache().clear(); }
+void forget_packed_weight(const at::Tensor& weight, Form form) { cache().forget(weight.const_data_ptr(), form); }
 void limit_packed_weights(std::int64_t bytes) { cache().limit(bytes); }
 
 }  // namespace dutyfree::nvfp4

@@ -44,6 +44,8 @@ struct PackedWeights {
 // What is kept now, for weights that still exist.
 PackedWeights packed_weights();
 void forget_packed_weights();
+// Of one weight, in one form.
+void forget_packed_weight(const at::Tensor& weight, Form form);
 // In bytes. What is over it is dropped at once.
 void limit_packed_weights(std::int64_t bytes);
 

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "autotune/device_work.h"
 #include "nvfp4/backends.h"
 #include "nvfp4/checks.h"
 #include "nvfp4/cuda/backend.h"
@@ -38,19 +39,20 @@ at::Tensor gemm_cuda(const at::Tensor& act_fp4,
                      at::OptionalIntArrayRef /*group*/,
                      const std::optional<at::Tensor>& bias) {
   check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
-  const std::vector<std::string> names = cuda::available_backends(weight);
   Backends available = 0;
-  for (const std::string& name : names) {
+  for (const std::string& name : cuda::available_backends(weight)) {
     available |= parse_backends(name);
   }
   const Backends usable =
       usable_backends(parse_backends(allowed_backends), available, "this GPU for a weight of this shape");
-  for (const std::string& name : names) {  // the fastest first
-    if ((usable & parse_backends(name)) != 0) {
-      return cuda::gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, bias, name);
-    }
-  }
-  TORCH_INTERNAL_ASSERT(false, "usable_backends gave none");
+  const auto product = [&](Backend backend) {
+    return cuda::gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, bias, name_of(backend));
+  };
+  return product(choose_backend(usable, c10::kCUDA, output_dtype, act_fp4.size(0), weight.size(0), act_fp4.size(1) * 2,
+                                [&] {
+                                  return autotune::work_on(weight.device(),
+                                                           [&](int tactic) { product(static_cast<Backend>(tactic)); });
+                                }));
 }
 
 }  // namespace dutyfree::nvfp4
