@@ -2,10 +2,30 @@
 
 #include <c10/util/Exception.h>
 
+#include <type_traits>
+
 #include "nvfp4/format.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
+
+// A size as a number or, for fake kernels, as a symbol.
+template <typename Int>
+Int size(const at::Tensor& tensor, std::int64_t dim) {
+  if constexpr (std::is_same_v<Int, std::int64_t>) {
+    return tensor.size(dim);
+  } else {
+    return tensor.sym_size(dim);
+  }
+}
+template <typename Int>
+Int elements(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<Int, std::int64_t>) {
+    return tensor.numel();
+  } else {
+    return tensor.sym_numel();
+  }
+}
 
 void check_contiguous(std::string_view name, const char* argument, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": ", argument, " must be contiguous, but has strides ",
@@ -23,19 +43,22 @@ void check_device(std::string_view name,
 
 }  // namespace
 
-c10::SymInt rows_of(const at::Tensor& input) {
-  c10::SymInt rows = 1;
+template <typename Int>
+Int rows_of(const at::Tensor& input) {
+  Int rows = 1;
   for (std::int64_t i = 0; i + 1 < input.dim(); ++i) {
-    rows = rows * input.sym_size(i);
+    rows = rows * size<Int>(input, i);
   }
   return rows;
 }
 
-c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns) {
+template <typename Int>
+Int swizzled_bytes(const Int& rows, const Int& columns) {
   return (rows + 127) / 128 * 128 * ((columns / kBlock + 3) / 4 * 4);
 }
 
-void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const c10::SymInt& scaling_vector_size) {
+template <typename Int>
+void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const Int& scaling_vector_size) {
   const std::string_view name = kQuantizeName;
   const c10::ScalarType dtype = input.scalar_type();
   const bool accepted = dtype == c10::kHalf || dtype == c10::kBFloat16 || dtype == c10::kFloat8_e4m3fn ||
@@ -46,15 +69,15 @@ void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, cons
                     input.sym_sizes(), ".");
   TORCH_CHECK_VALUE(scaling_vector_size == kBlock, name, ": scaling_vector_size must be 16, which is NVFP4's, but is ",
                     scaling_vector_size, ".");
-  TORCH_CHECK_VALUE(input.sym_size(-1) % kBlock == 0, name,
+  TORCH_CHECK_VALUE(size<Int>(input, -1) % kBlock == 0, name,
                     ": input's last dimension must be a multiple of 16, but input has shape ", input.sym_sizes(), ".");
   check_contiguous(name, "input", input);
   TORCH_CHECK_TYPE(input_scale.scalar_type() == c10::kFloat, name, ": input_scale must be float32, but is ",
                    input_scale.scalar_type(), ".");
   check_device(name, "input_scale", input_scale, input, "input");
-  const c10::SymInt count = input_scale.sym_numel();
-  TORCH_CHECK_VALUE(count == 1 || count == rows_of(input), name,
-                    ": input_scale must have one element, or one for each of input's ", rows_of(input),
+  const Int count = elements<Int>(input_scale);
+  TORCH_CHECK_VALUE(count == 1 || count == rows_of<Int>(input), name,
+                    ": input_scale must have one element, or one for each of input's ", rows_of<Int>(input),
                     " rows, but has shape ", input_scale.sym_sizes(), ".");
   check_contiguous(name, "input_scale", input_scale);
 }
@@ -65,19 +88,21 @@ void check_bytes(std::string_view name, const char* argument, const at::Tensor& 
   check_contiguous(name, argument, tensor);
 }
 
+template <typename Int>
 void check_scale_factors(std::string_view name,
                          const char* argument,
                          const at::Tensor& tensor,
-                         const c10::SymInt& rows,
-                         const c10::SymInt& columns,
+                         const Int& rows,
+                         const Int& columns,
                          bool swizzled) {
   check_bytes(name, argument, tensor, c10::kFloat8_e4m3fn);
-  const c10::SymInt expected = swizzled ? swizzled_bytes(rows, columns) : rows * (columns / kBlock);
-  TORCH_CHECK_VALUE(tensor.sym_numel() == expected, name, ": ", argument, " must have ", expected, " elements, the ",
+  const Int expected = swizzled ? swizzled_bytes<Int>(rows, columns) : rows * (columns / kBlock);
+  TORCH_CHECK_VALUE(elements<Int>(tensor) == expected, name, ": ", argument, " must have ", expected, " elements, the ",
                     swizzled ? "swizzled" : "linear", " scale factors of a matrix of ", rows, " × ", columns,
                     ", but has shape ", tensor.sym_sizes(), ".");
 }
 
+template <typename Int>
 void check_gemm(const at::Tensor& act_fp4,
                 const at::Tensor& weight,
                 const at::Tensor& act_sf,
@@ -93,16 +118,16 @@ void check_gemm(const at::Tensor& act_fp4,
                     act_fp4.sym_sizes(), ".");
   TORCH_CHECK_VALUE(weight.dim() == 2, name, ": weight must have two dimensions, (N, K / 2), but has shape ",
                     weight.sym_sizes(), ".");
-  TORCH_CHECK_VALUE(act_fp4.sym_size(1) == weight.sym_size(1), name,
+  TORCH_CHECK_VALUE(size<Int>(act_fp4, 1) == size<Int>(weight, 1), name,
                     ": act_fp4 and weight must have the same K, but have shapes ", act_fp4.sym_sizes(), " and ",
                     weight.sym_sizes(), ", two elements a byte.");
-  const c10::SymInt columns = act_fp4.sym_size(1) * 2;
+  const Int columns = size<Int>(act_fp4, 1) * 2;
   TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": K must be a multiple of 16, but is ", columns, ".");
-  check_scale_factors(name, "act_sf", act_sf, act_fp4.sym_size(0), columns, true);
-  check_scale_factors(name, "weight_scale", weight_scale, weight.sym_size(0), columns, true);
+  check_scale_factors<Int>(name, "act_sf", act_sf, size<Int>(act_fp4, 0), columns, true);
+  check_scale_factors<Int>(name, "weight_scale", weight_scale, size<Int>(weight, 0), columns, true);
   TORCH_CHECK_TYPE(alpha.scalar_type() == c10::kFloat, name, ": alpha must be float32, but is ", alpha.scalar_type(),
                    ".");
-  TORCH_CHECK_VALUE(alpha.sym_numel() == 1, name, ": alpha must have one element, but has shape ", alpha.sym_sizes(),
+  TORCH_CHECK_VALUE(elements<Int>(alpha) == 1, name, ": alpha must have one element, but has shape ", alpha.sym_sizes(),
                     ".");
   check_device(name, "weight", weight, act_fp4, "act_fp4");
   check_device(name, "act_sf", act_sf, act_fp4, "act_fp4");
@@ -118,12 +143,13 @@ void check_gemm(const at::Tensor& act_fp4,
     TORCH_CHECK_TYPE(bias->scalar_type() == c10::kBFloat16 || bias->scalar_type() == c10::kHalf ||
                          bias->scalar_type() == c10::kFloat,
                      name, ": bias must be bfloat16, float16 or float32, but is ", bias->scalar_type(), ".");
-    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0), name, ": bias must have shape [",
-                      weight.sym_size(0), "], one element a row of weight, but has shape ", bias->sym_sizes(), ".");
+    TORCH_CHECK_VALUE(bias->dim() == 1 && size<Int>(*bias, 0) == size<Int>(weight, 0), name, ": bias must have shape [",
+                      size<Int>(weight, 0), "], one element a row of weight, but has shape ", bias->sym_sizes(), ".");
     check_device(name, "bias", *bias, act_fp4, "act_fp4");
   }
 }
 
+template <typename Int>
 void check_dequantize(const at::Tensor& values,
                       const at::Tensor& scale_factors,
                       const at::Tensor& global_scale,
@@ -132,21 +158,70 @@ void check_dequantize(const at::Tensor& values,
   const std::string_view name = kDequantizeName;
   check_bytes(name, "values", values, c10::ScalarType::Float4_e2m1fn_x2);
   TORCH_CHECK_VALUE(values.dim() >= 1, name, ": values must have a dimension or more.");
-  const c10::SymInt columns = values.sym_size(-1) * 2;
+  const Int columns = size<Int>(values, -1) * 2;
   TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": values must have a multiple of 8 bytes a row, but has shape ",
                     values.sym_sizes(), ".");
-  check_scale_factors(name, "scale_factors", scale_factors, rows_of(values), columns, swizzled);
+  check_scale_factors<Int>(name, "scale_factors", scale_factors, rows_of<Int>(values), columns, swizzled);
   TORCH_CHECK_TYPE(global_scale.scalar_type() == c10::kFloat, name, ": global_scale must be float32, but is ",
                    global_scale.scalar_type(), ".");
-  const c10::SymInt count = global_scale.sym_numel();
-  TORCH_CHECK_VALUE((count == 1 || count == rows_of(values)) && global_scale.is_contiguous(), name,
+  const Int count = elements<Int>(global_scale);
+  TORCH_CHECK_VALUE((count == 1 || count == rows_of<Int>(values)) && global_scale.is_contiguous(), name,
                     ": global_scale must be contiguous and have one element, or one for each of values' ",
-                    rows_of(values), " rows, but has shape ", global_scale.sym_sizes(), ".");
+                    rows_of<Int>(values), " rows, but has shape ", global_scale.sym_sizes(), ".");
   TORCH_CHECK_VALUE(values.device() == scale_factors.device() && values.device() == global_scale.device(), name,
                     ": values, scale_factors and global_scale must be on one device, but are on ", values.device(),
                     ", ", scale_factors.device(), " and ", global_scale.device(), ".");
   TORCH_CHECK_TYPE(dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf, name,
                    ": dtype must be float32, bfloat16 or float16, but is ", dtype, ".");
 }
+
+template std::int64_t rows_of(const at::Tensor& input);
+template c10::SymInt rows_of(const at::Tensor& input);
+template std::int64_t swizzled_bytes(const std::int64_t& rows, const std::int64_t& columns);
+template c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns);
+template void check_quantize(const at::Tensor& input,
+                             const at::Tensor& input_scale,
+                             const std::int64_t& scaling_vector_size);
+template void check_quantize(const at::Tensor& input,
+                             const at::Tensor& input_scale,
+                             const c10::SymInt& scaling_vector_size);
+template void check_scale_factors(std::string_view name,
+                                  const char* argument,
+                                  const at::Tensor& tensor,
+                                  const std::int64_t& rows,
+                                  const std::int64_t& columns,
+                                  bool swizzled);
+template void check_scale_factors(std::string_view name,
+                                  const char* argument,
+                                  const at::Tensor& tensor,
+                                  const c10::SymInt& rows,
+                                  const c10::SymInt& columns,
+                                  bool swizzled);
+template void check_dequantize<std::int64_t>(const at::Tensor& values,
+                                             const at::Tensor& scale_factors,
+                                             const at::Tensor& global_scale,
+                                             c10::ScalarType dtype,
+                                             bool swizzled);
+template void check_dequantize<c10::SymInt>(const at::Tensor& values,
+                                            const at::Tensor& scale_factors,
+                                            const at::Tensor& global_scale,
+                                            c10::ScalarType dtype,
+                                            bool swizzled);
+template void check_gemm<std::int64_t>(const at::Tensor& act_fp4,
+                                       const at::Tensor& weight,
+                                       const at::Tensor& act_sf,
+                                       const at::Tensor& weight_scale,
+                                       const at::Tensor& alpha,
+                                       c10::ScalarType output_dtype,
+                                       std::int64_t output_buffer_kind,
+                                       const std::optional<at::Tensor>& bias);
+template void check_gemm<c10::SymInt>(const at::Tensor& act_fp4,
+                                      const at::Tensor& weight,
+                                      const at::Tensor& act_sf,
+                                      const at::Tensor& weight_scale,
+                                      const at::Tensor& alpha,
+                                      c10::ScalarType output_dtype,
+                                      std::int64_t output_buffer_kind,
+                                      const std::optional<at::Tensor>& bias);
 
 }  // namespace dutyfree::nvfp4

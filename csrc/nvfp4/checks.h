@@ -5,7 +5,9 @@
 #include <string_view>
 
 // What both operators, the helpers and their fake kernels demand of their arguments. Every function throws an error
-// that names the operator, says what is wrong with what it got, and what is accepted.
+// that names the operator, says what is wrong with what it got, and what is accepted. `Int` is std::int64_t or, in fake
+// kernels, c10::SymInt: arithmetic on symbols that are numbers would be half of what an operator costs around its
+// kernel.
 namespace dutyfree::nvfp4 {
 
 constexpr std::string_view kQuantizeName = "trtllm::tunable_fp4_quantize";
@@ -13,27 +15,32 @@ constexpr std::string_view kGemmName = "trtllm::nvfp4_gemm";
 constexpr std::string_view kDequantizeName = "dutyfree::fp4_dequantize";
 
 // Rows of a matrix that has `input`'s last dimension as columns.
-c10::SymInt rows_of(const at::Tensor& input);
+template <typename Int>
+Int rows_of(const at::Tensor& input);
 
-void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const c10::SymInt& scaling_vector_size);
+template <typename Int>
+void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const Int& scaling_vector_size);
 
 // Bytes that hold codes or scale factors: uint8, or the dtype that PyTorch has for them.
 void check_bytes(std::string_view name, const char* argument, const at::Tensor& tensor, c10::ScalarType other);
 
 // Scale factors for a matrix of `rows` and `columns` elements, swizzled or linear.
+template <typename Int>
 void check_scale_factors(std::string_view name,
                          const char* argument,
                          const at::Tensor& tensor,
-                         const c10::SymInt& rows,
-                         const c10::SymInt& columns,
+                         const Int& rows,
+                         const Int& columns,
                          bool swizzled);
 
+template <typename Int>
 void check_dequantize(const at::Tensor& values,
                       const at::Tensor& scale_factors,
                       const at::Tensor& global_scale,
                       c10::ScalarType dtype,
                       bool swizzled);
 
+template <typename Int>
 void check_gemm(const at::Tensor& act_fp4,
                 const at::Tensor& weight,
                 const at::Tensor& act_sf,
@@ -44,6 +51,7 @@ void check_gemm(const at::Tensor& act_fp4,
                 const std::optional<at::Tensor>& bias);
 
 // Bytes of swizzled scale factors for a matrix of `rows` and `columns` elements.
-c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns);
+template <typename Int>
+Int swizzled_bytes(const Int& rows, const Int& columns);
 
 }  // namespace dutyfree::nvfp4

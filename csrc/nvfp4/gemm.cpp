@@ -11,6 +11,7 @@
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
 #include "nvfp4/weights.h"
+#include "torch_compat/empty.h"
 #include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
 
@@ -207,11 +208,11 @@ at::Tensor gemm_cpu(const at::Tensor& act_fp4,
                     std::string_view allowed_backends,
                     at::OptionalIntArrayRef /*group*/,
                     const std::optional<at::Tensor>& bias) {
-  check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
+  check_gemm<std::int64_t>(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
   const Backends usable = usable_on_cpu(allowed_backends, output_dtype);
   const std::int64_t rows = act_fp4.size(0);
   const std::int64_t columns = weight.size(0);
-  at::Tensor out = at::empty({rows, columns}, act_fp4.options().dtype(output_dtype));
+  const at::Tensor out = torch_compat::empty_cpu({rows, columns}, output_dtype);
   if (rows == 0 || columns == 0) {
     return out;
   }
@@ -236,7 +237,7 @@ at::Tensor gemm_fake(const at::Tensor& act_fp4,
                      std::string_view allowed_backends,
                      at::OptionalIntArrayRef /*group*/,
                      const std::optional<at::Tensor>& bias) {
-  check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
+  check_gemm<c10::SymInt>(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
   parse_backends(allowed_backends);
   return at::empty_symint({act_fp4.sym_size(0), weight.sym_size(0)}, act_fp4.options().dtype(output_dtype));
 }

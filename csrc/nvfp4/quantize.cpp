@@ -10,6 +10,7 @@
 #include "nvfp4/checks.h"
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
+#include "torch_compat/empty.h"
 #include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
 
@@ -86,16 +87,15 @@ std::vector<at::Tensor> quantize_cpu(const at::Tensor& input,
                                      const at::Tensor& input_scale,
                                      std::int64_t scaling_vector_size,
                                      bool is_sf_swizzled_layout) {
-  check_quantize(input, input_scale, scaling_vector_size);
+  check_quantize<std::int64_t>(input, input_scale, scaling_vector_size);
   const std::int64_t columns = input.size(-1);
   const std::int64_t rows = columns == 0 ? 0 : input.numel() / columns;
   const std::int64_t blocks = columns / kBlock;
   c10::SmallVector<std::int64_t, 6> shape(input.sizes().begin(), input.sizes().end());
   shape.back() = columns / 2;
-  const at::TensorOptions bytes = input.options().dtype(c10::kByte);
-  at::Tensor values = at::empty(shape, bytes);
+  at::Tensor values = torch_compat::empty_cpu(shape, c10::kByte);
   const std::int64_t size = is_sf_swizzled_layout ? swizzled_size(rows, blocks) : rows * blocks;
-  at::Tensor scale_factors = at::empty({size}, bytes);
+  at::Tensor scale_factors = torch_compat::empty_cpu({size}, c10::kByte);
   if (size != rows * blocks) {
     std::memset(mutable_bytes_of(scale_factors), 0, static_cast<std::size_t>(size));
   }
@@ -137,11 +137,12 @@ std::vector<at::Tensor> quantize_fake(const at::Tensor& input,
                                       const at::Tensor& input_scale,
                                       c10::SymInt scaling_vector_size,
                                       bool is_sf_swizzled_layout) {
-  check_quantize(input, input_scale, scaling_vector_size);
+  check_quantize<c10::SymInt>(input, input_scale, scaling_vector_size);
   const c10::SymInt columns = input.sym_size(-1);
-  const c10::SymInt rows = rows_of(input);
+  const c10::SymInt rows = rows_of<c10::SymInt>(input);
   const at::TensorOptions bytes = input.options().dtype(c10::kByte);
-  const c10::SymInt size = is_sf_swizzled_layout ? swizzled_bytes(rows, columns) : rows * (columns / kBlock);
+  const c10::SymInt size =
+      is_sf_swizzled_layout ? swizzled_bytes<c10::SymInt>(rows, columns) : rows * (columns / kBlock);
   return {at::empty_symint(values_shape(input), bytes), at::empty_symint({size}, bytes)};
 }
 
@@ -150,7 +151,7 @@ at::Tensor dequantize_cpu(const at::Tensor& values,
                           const at::Tensor& global_scale,
                           c10::ScalarType dtype,
                           bool is_sf_swizzled_layout) {
-  check_dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
+  check_dequantize<std::int64_t>(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
   c10::SmallVector<std::int64_t, 6> shape(values.sizes().begin(), values.sizes().end());
   shape.back() *= 2;
   const at::Tensor result = at::empty(shape, values.options().dtype(c10::kFloat));
@@ -185,7 +186,7 @@ at::Tensor dequantize_fake(const at::Tensor& values,
                            const at::Tensor& global_scale,
                            c10::ScalarType dtype,
                            bool is_sf_swizzled_layout) {
-  check_dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
+  check_dequantize<c10::SymInt>(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
   std::vector<c10::SymInt> shape = values.sym_sizes().vec();
   shape.back() = shape.back() * 2;
   return at::empty_symint(shape, values.options().dtype(dtype));
@@ -205,7 +206,7 @@ void check_unswizzle(const at::Tensor& scale_factors, const c10::SymInt& rows, c
   constexpr std::string_view name = "dutyfree::unswizzle_scale_factors";
   TORCH_CHECK_VALUE(rows >= 0 && columns >= 0, name, ": rows and columns must not be negative, but are ", rows, " and ",
                     columns, ".");
-  check_scale_factors(name, "scale_factors", scale_factors, rows, columns * kBlock, true);
+  check_scale_factors<c10::SymInt>(name, "scale_factors", scale_factors, rows, columns * kBlock, true);
 }
 
 }  // namespace
@@ -227,7 +228,7 @@ at::Tensor swizzle(const at::Tensor& scale_factors) {
 
 at::Tensor swizzle_fake(const at::Tensor& scale_factors) {
   check_swizzle(scale_factors);
-  return at::empty_symint({swizzled_bytes(scale_factors.sym_size(0), scale_factors.sym_size(1) * kBlock)},
+  return at::empty_symint({swizzled_bytes<c10::SymInt>(scale_factors.sym_size(0), scale_factors.sym_size(1) * kBlock)},
                           scale_factors.options());
 }
 

@@ -99,10 +99,31 @@ Conversion argument_as_pytorch(const c10::Argument& argument,
   }
 }
 
+namespace {
+
+// As torch::jit::toPyObject does it, which looks up pybind11's state for each of the tensors.
+PyRef list_as_python(const c10::IValue& tensors) {
+  const c10::List<at::Tensor> list = tensors.toTensorList();
+  PyRef result = PyRef::steal(PyList_New(static_cast<Py_ssize_t>(list.size())));
+  for (std::size_t index = 0; result && index < list.size(); ++index) {
+    PyObject* item = THPVariable_Wrap(list.get(index));
+    if (item == nullptr) {
+      return {};
+    }
+    PyList_SET_ITEM(result.get(), static_cast<Py_ssize_t>(index), item);
+  }
+  return result;
+}
+
+}  // namespace
+
 PyRef stack_as_python(std::vector<c10::IValue>& stack) {
   if (stack.size() == 1 && stack[0].isTensor() &&
       stack[0].unsafeToTensorImpl() != c10::UndefinedTensorImpl::singleton()) {
     return PyRef::steal(THPVariable_Wrap(std::move(stack[0]).toTensor()));
+  }
+  if (stack.size() == 1 && stack[0].isTensorList()) {
+    return list_as_python(stack[0]);
   }
   return PyRef::steal(torch::jit::createPyObjectForStack(std::move(stack)).release().ptr());
 }

@@ -15,7 +15,7 @@ std::vector<at::Tensor> quantize_cuda(const at::Tensor& input,
                                       const at::Tensor& input_scale,
                                       std::int64_t scaling_vector_size,
                                       bool is_sf_swizzled_layout) {
-  check_quantize(input, input_scale, scaling_vector_size);
+  check_quantize<std::int64_t>(input, input_scale, scaling_vector_size);
   return cuda::quantize(input, input_scale, is_sf_swizzled_layout);
 }
 
@@ -24,7 +24,7 @@ at::Tensor dequantize_cuda(const at::Tensor& values,
                            const at::Tensor& global_scale,
                            c10::ScalarType dtype,
                            bool is_sf_swizzled_layout) {
-  check_dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
+  check_dequantize<std::int64_t>(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
   return cuda::dequantize(values, scale_factors, global_scale, dtype, is_sf_swizzled_layout);
 }
 
@@ -38,7 +38,7 @@ at::Tensor gemm_cuda(const at::Tensor& act_fp4,
                      std::string_view allowed_backends,
                      at::OptionalIntArrayRef /*group*/,
                      const std::optional<at::Tensor>& bias) {
-  check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
+  check_gemm<std::int64_t>(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
   Backends available = 0;
   for (const std::string& name : cuda::available_backends(weight)) {
     available |= parse_backends(name);
