@@ -18,6 +18,7 @@ constexpr std::array<const char*, kCount> kNames = {"cutlass", "cublaslt",    "c
 constexpr std::string_view kDefaultNames = "cutlass,cublaslt,cuda_core";
 
 constexpr Backends kAll = (1U << kCount) - 1U;
+constexpr std::size_t kSets = std::size_t{1} << kCount;
 // The fastest on large products first.
 constexpr std::array kBySpeed = {Backend::cublaslt, Backend::avx512_vnni, Backend::avx512_bf16,
                                  Backend::avx2,     Backend::bf16_mm,     Backend::portable};
@@ -36,9 +37,9 @@ autotune::TunedOperator& tuner() {
 
 // The tuner's number for a configuration. Asking it by text takes a lock, so the answers are kept: zero is none yet.
 std::uint32_t configuration(Backends usable, c10::DeviceType device, c10::ScalarType output) {
-  static std::array<std::atomic<std::uint32_t>, 2 * 3 * (kAll + 1)> known{};
+  static std::array<std::atomic<std::uint32_t>, kSets * 2 * 3> known{};
   const std::size_t of_output = output == c10::kBFloat16 ? 0 : (output == c10::kHalf ? 1 : 2);
-  const std::size_t index = ((device == c10::kCPU ? 0 : 3) + of_output) * (kAll + 1) + usable;
+  const std::size_t index = ((device == c10::kCPU ? 0 : 3) + of_output) * kSets + usable;
   std::uint32_t number = known[index].load(std::memory_order_relaxed);
   if (number == 0) [[unlikely]] {
     number = tuner().configuration(c10::DeviceTypeName(device, true) + ' ' + c10::toString(output) + " of " +
@@ -144,7 +145,7 @@ Backend choose_backend(Backends usable,
   if (tactic < 0) [[unlikely]] {
     std::vector<int> candidates;
     for (int i = 0; i < static_cast<int>(kCount); ++i) {
-      if ((usable >> i & 1U) != 0) {
+      if ((usable >> static_cast<unsigned>(i) & 1U) != 0) {
         candidates.push_back(i);
       }
     }

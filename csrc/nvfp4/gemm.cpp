@@ -22,8 +22,10 @@ using torch_compat::parallel;
 
 // Rows of activations that are packed at a time: what they take stays in the caches, and is bounded.
 constexpr std::int64_t kRowsAtOnce = 256;
+// Bytes of activations that one thread packs at least.
+constexpr std::int64_t kPackGrain = 30'000;
 // Products of elements that one thread makes at least, some ten microseconds of work.
-constexpr std::int64_t kGrain = 1 << 22;
+constexpr std::int64_t kGrain = 4'000'000;
 
 // A thread's memory for packed activations or for a kernel's scratch, which grows as needed and is kept.
 class Scratch {
@@ -56,7 +58,7 @@ struct Product {
 };
 
 // Bytes times rows of products that take a tenth of a millisecond or more.
-constexpr std::int64_t kLong = 1 << 24;
+constexpr std::int64_t kLong = 16'000'000;
 
 // Lets other Python threads run for its lifetime, if this one has the GIL, and keeps the tensors of a product alive.
 class WithoutGil {
@@ -109,7 +111,7 @@ void run_kernels(const Kernels& target, const Product& product) {
     gemm.first_row = first;
     gemm.rows = std::min(kRowsAtOnce, rows - first);
     gemm.out = out + first * columns * element_size;
-    parallel(gemm.rows, std::max<std::int64_t>(1, (1 << 15) / (row_bytes + 1)),
+    parallel(gemm.rows, std::max<std::int64_t>(1, kPackGrain / (row_bytes + 1)),
              [&](std::int64_t begin, std::int64_t end) { target.pack_activations(gemm, begin, end); });
     const std::int64_t panel_work = kPanel * gemm.rows * weight.blocks * kBlock;
     parallel(weight.panels, std::max<std::int64_t>(2, kGrain / std::max<std::int64_t>(1, panel_work)),
@@ -132,7 +134,7 @@ void run_bf16(const Product& product) {
   parallel(rows, 1, [&](std::int64_t first, std::int64_t last) {
     decode_to_bf16(values, scale_factors, decoded, blocks, first, last);
   });
-  at::Tensor sums = at::mm(activations, weight->memory.t()).to(c10::kFloat);
+  const at::Tensor sums = at::mm(activations, weight->memory.t()).to(c10::kFloat);
   sums.mul_(product.alpha);
   if (product.bias.has_value()) {
     sums.add_(*product.bias);

@@ -25,16 +25,19 @@ void pack_weight(const std::uint8_t* values,
         if (row < rows) {
           const std::uint8_t* from = values + (row * blocks + block) * (kBlock / 2);
           for (int i = 0; i < kBlock / 2; ++i) {
-            block_codes[2 * i] = from[i] & 15U;
-            block_codes[2 * i + 1] = from[i] >> 4U;
+            const std::uint8_t pair = from[i];
+            const std::ptrdiff_t at = std::ptrdiff_t{2} * i;
+            block_codes[at] = pair & 15U;
+            block_codes[at + 1] = pair >> 4U;
           }
           scale =
               static_cast<std::uint16_t>(bits_of(e4m3_value(scale_factors[swizzled_offset(row, block, blocks)])) >> 16);
         }
         for (int half = 0; half < 2; ++half) {
           for (int i = 0; i < 4; ++i) {
-            to[half * 64 + lane * 4 + i] =
-                static_cast<std::uint8_t>(block_codes[half * 8 + i] | block_codes[half * 8 + 4 + i] << 4U);
+            const unsigned low = block_codes[half * 8 + i];
+            const unsigned high = block_codes[half * 8 + 4 + i];
+            to[half * 64 + lane * 4 + i] = static_cast<std::uint8_t>(low | high << 4);
           }
         }
         scale_to[lane] = scale;

@@ -20,9 +20,9 @@ namespace {
 using torch_compat::parallel;
 
 // Elements that one thread takes at least: some microseconds of work, more than waking another costs.
-constexpr std::int64_t kGrain = 1 << 15;
+constexpr std::int64_t kGrain = 30'000;
 // Elements that take a tenth of a millisecond or more.
-constexpr std::int64_t kLong = 1 << 20;
+constexpr std::int64_t kLong = 1'000'000;
 
 const std::uint8_t* bytes_of(const at::Tensor& tensor) {
   return static_cast<const std::uint8_t*>(tensor.const_data_ptr());
@@ -133,10 +133,12 @@ std::vector<at::Tensor> quantize_cpu(const at::Tensor& input,
   return {std::move(values), std::move(scale_factors)};
 }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): the schema's type is taken by value
 std::vector<at::Tensor> quantize_fake(const at::Tensor& input,
                                       const at::Tensor& input_scale,
                                       c10::SymInt scaling_vector_size,
                                       bool is_sf_swizzled_layout) {
+  // NOLINTEND(performance-unnecessary-value-param)
   check_quantize<c10::SymInt>(input, input_scale, scaling_vector_size);
   const c10::SymInt columns = input.sym_size(-1);
   const c10::SymInt rows = rows_of<c10::SymInt>(input);
@@ -245,6 +247,7 @@ at::Tensor unswizzle(const at::Tensor& scale_factors, std::int64_t rows, std::in
   return result;
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as above
 at::Tensor unswizzle_fake(const at::Tensor& scale_factors, c10::SymInt rows, c10::SymInt columns) {
   check_unswizzle(scale_factors, rows, columns);
   return at::empty_symint({rows, columns}, scale_factors.options());

@@ -204,6 +204,7 @@ extern "C" __attribute__((weak, visibility("default"))) const char* dutyfree_loa
 #define DUTYFREE_CONCATENATE_(first, second) first##second
 #define DUTYFREE_CONCATENATE(first, second) DUTYFREE_CONCATENATE_(first, second)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a parameter's name can't be in parentheses
 // DUTYFREE_LIBRARY(name_space, m) { m.def(...).impl<...>(...); }
 // At namespace scope, in any number of source files for one namespace.
 #define DUTYFREE_LIBRARY(name_space, m) DUTYFREE_LIBRARY_(name_space, m, __COUNTER__)
@@ -214,3 +215,4 @@ extern "C" __attribute__((weak, visibility("default"))) const char* dutyfree_loa
                                                                       &DUTYFREE_CONCATENATE(dutyfree_block_, number), \
                                                                       __FILE__, __LINE__);                            \
   static void DUTYFREE_CONCATENATE(dutyfree_block_, number)(::dutyfree::Library & m)
+// NOLINTEND(bugprone-macro-parentheses)

@@ -4,6 +4,7 @@ Importing this module registers the operators with PyTorch.
 """
 
 from dutyfree.ops import nvfp4
+from dutyfree.ops.linear import NVFP4Linear, QuantizedLinears, quantize_linears
 from dutyfree.ops.nvfp4 import (
     fp4_dequantize,
     global_scale,
@@ -12,10 +13,6 @@ from dutyfree.ops.nvfp4 import (
     tunable_fp4_quantize,
     unswizzle_scale_factors,
 )
-
-
-# Last: the layers call the operators by their names here, so that a replaced one is seen.
-from dutyfree.ops.linear import NVFP4Linear, QuantizedLinears, quantize_linears  # isort: skip
 
 __all__ = [
     "NVFP4Linear",

@@ -37,14 +37,14 @@ _define()
 
 #: ``tunable_fp4_quantize(input, input_scale, scaling_vector_size=16, is_sf_swizzled_layout=False) -> list[Tensor]``
 #:
-#: Rows of numbers to NVFP4. ``input``: float16, bfloat16 or float8_e4m3fn (on the CPU float32, too), of shape (…, K), two
-#: dimensions or more, contiguous, K a multiple of 16. ``input_scale``: float32, the global scale g = 448 · 6 / amax, one
-#: element, or one a row; it is multiplied with. Returns the codes, uint8 of shape (…, K/2), and the scale factors, e4m3
-#: as uint8 of shape (M · K/16,) where M is the number of rows, or swizzled for matrix units:
+#: Rows of numbers to NVFP4. ``input``: float16, bfloat16 or float8_e4m3fn (on the CPU float32, too), of shape (…, K),
+#: two dimensions or more, contiguous, K a multiple of 16. ``input_scale``: float32, the global scale g = 448 · 6 /
+#: amax, one element, or one a row; it is multiplied with. Returns the codes, uint8 of shape (…, K/2), and the scale
+#: factors, e4m3 as uint8 of shape (M · K/16,) where M is the number of rows, or swizzled for matrix units:
 #: (round_up(M, 128) · round_up(K/16, 4),) with padding of zeros.
 #:
-#: Scale factors are e4m3(g · max|x| / 6), to nearest, ties to even, saturated; codes are e2m1(x · g / scale factor) in
-#: the same way. A NaN becomes +6 and does not count for the maximum.
+#: Scale factors are e4m3(g · max|x| / 6), to nearest, ties to even, saturated; codes are e2m1(x · g / scale factor)
+#: in the same way. A NaN becomes +6 and does not count for the maximum.
 #:
 #: Raises TypeError for other dtypes, ValueError for other shapes, strides, devices or sizes.
 tunable_fp4_quantize: CppOp = operator_named("trtllm::tunable_fp4_quantize")
@@ -52,30 +52,31 @@ tunable_fp4_quantize: CppOp = operator_named("trtllm::tunable_fp4_quantize")
 #: ``nvfp4_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind=0,
 #: allowed_backends="cutlass,cublaslt,cuda_core", group=None, bias=None) -> Tensor``
 #:
-#: ``alpha`` times activations times the weight transposed, plus ``bias``. ``act_fp4``: codes (M, K/2); ``weight``: codes
-#: (N, K/2); ``act_sf`` and ``weight_scale``: their swizzled scale factors; ``alpha``: float32, one element,
-#: 1 / (g of the activations · g of the weight); ``output_dtype``: bfloat16, float16 or float32; ``bias``: (N,). The
+#: ``alpha`` times activations times the weight transposed, plus ``bias``. ``act_fp4``: codes (M, K/2); ``weight``:
+#: codes (N, K/2); ``act_sf`` and ``weight_scale``: their swizzled scale factors; ``alpha``: float32, one element, 1 /
+#: (g of the activations · g of the weight); ``output_dtype``: bfloat16, float16 or float32; ``bias``: (N,). The
 #: result is (M, N).
 #:
-#: ``allowed_backends``: names, separated by commas, of which the tuner may choose; :func:`backends` lists the CPU's. The
-#: default leaves the choice open. Names of backends that the device lacks are skipped.
+#: ``allowed_backends``: names, separated by commas, of which the tuner may choose; :func:`backends` lists the CPU's.
+#: The default leaves the choice open. Names of backends that the device lacks are skipped.
 #:
-#: Raises TypeError for other dtypes, ValueError for shapes that do not fit, unknown backends, or none that is available.
+#: Raises TypeError for other dtypes, ValueError for shapes that do not fit, unknown backends, or none that is
+#: available.
 nvfp4_gemm: CppOp = operator_named("trtllm::nvfp4_gemm")
 
 #: ``fp4_dequantize(values, scale_factors, global_scale, dtype=torch.float32, is_sf_swizzled_layout=False) -> Tensor``
 #:
-#: The numbers that codes (…, K/2) stand for, of shape (…, K): e2m1 · e4m3 / g, rounded to float32 and then to ``dtype``
-#: (float32, bfloat16 or float16). ``global_scale``: float32, one element or one a row.
+#: The numbers that codes (…, K/2) stand for, of shape (…, K): e2m1 · e4m3 / g, rounded to float32 and then to
+#: ``dtype`` (float32, bfloat16 or float16). ``global_scale``: float32, one element or one a row.
 fp4_dequantize: CppOp = operator_named("dutyfree::fp4_dequantize")
 
-#: ``swizzle_scale_factors(scale_factors) -> Tensor``: scale factors (M, K/16) in the order that matrix units read, flat,
-#: padded with zeros to whole tiles of 128 rows and 4 columns. It is that of cuBLAS' block scaling and torchao's
+#: ``swizzle_scale_factors(scale_factors) -> Tensor``: scale factors (M, K/16) in the order that matrix units read,
+#: flat, padded with zeros to whole tiles of 128 rows and 4 columns. It is that of cuBLAS' block scaling and torchao's
 #: ``to_blocked``.
 swizzle_scale_factors: CppOp = operator_named("dutyfree::swizzle_scale_factors")
 
-#: ``unswizzle_scale_factors(scale_factors, rows, columns) -> Tensor``: the way back, to (rows, columns) with
-#: columns = K/16.
+#: ``unswizzle_scale_factors(scale_factors, rows, columns) -> Tensor``: the way back, to (rows, columns) with columns
+#: = K/16.
 unswizzle_scale_factors: CppOp = operator_named("dutyfree::unswizzle_scale_factors")
 
 
@@ -94,8 +95,11 @@ def available_targets() -> list[str]:
 
 
 def backends() -> list[str]:
-    """The names that ``allowed_backends`` may have for this machine's CPU: its targets, and ``"bf16_mm"``, which decodes
-    the weight to bfloat16 once and leaves the product to PyTorch (results in bfloat16 only)."""
+    """The names that ``allowed_backends`` may have for this machine's CPU.
+
+    They are its targets and ``"bf16_mm"``, which decodes the weight to bfloat16 once and leaves the product to PyTorch.
+    It rounds to bfloat16, so for results of other dtypes it runs only where no other name is allowed.
+    """
     return _core.nvfp4_cpu_backends()
 
 
@@ -115,8 +119,11 @@ def force_target(name: str | None) -> Iterator[None]:
 
 
 def packed_weights() -> dict[str, int]:
-    """What the CPU keeps of weights in its own order: ``entries``, their ``bytes``, the ``limit`` in bytes, and how many
-    times weights were packed since the process began, ``repacks``."""
+    """What the CPU keeps of weights in its own order.
+
+    ``entries``, their ``bytes``, the ``limit`` in bytes, and ``repacks``: how many times weights were packed since the
+    process began.
+    """
     entries, size, limit, repacks = _core.nvfp4_packed_weights()
     return {"entries": entries, "bytes": size, "limit": limit, "repacks": repacks}
 
@@ -127,5 +134,8 @@ def forget_packed_weights() -> None:
 
 
 def limit_packed_weights(limit: int) -> None:
-    """How many bytes they may take together; at first a quarter of the machine's memory. The longest unused go first."""
+    """How many bytes they may take together; at first a quarter of the machine's memory.
+
+    The longest unused go first.
+    """
     _core.nvfp4_limit_packed_weights(limit)

@@ -8,8 +8,8 @@ from dutyfree import ops
 
 Shape = tuple[int, int, int]
 
-# (N, K) of the linear layers of LTX-2's transformer, LTX2VideoTransformer3DModel of diffusers 0.42.1 with its real widths:
-# video 4096, audio 2048, feed-forward layers four times as wide.
+# (N, K) of the linear layers of LTX-2's transformer, LTX2VideoTransformer3DModel of diffusers 0.42.1 with its real
+# widths: video 4096, audio 2048, feed-forward layers four times as wide.
 _LTX2_WEIGHTS = (
     (4096, 4096),
     (2048, 2048),
@@ -20,7 +20,7 @@ _LTX2_WEIGHTS = (
     (8192, 2048),
     (2048, 8192),
 )
-# Rows: audio tokens, text tokens, and video tokens of 736 x 1280 pixels and 121 frames, whole and on one of four devices.
+# Rows: audio tokens, text tokens, and video tokens of 736 x 1280 pixels and 121 frames, on one of 4 devices and whole.
 _LTX2_ROWS = (126, 1024, 3680, 14720)
 
 
