@@ -547,3 +547,32 @@ def test_one_graph_for_any_number_of_rows(swizzled: bool, per_row: bool) -> None
 def test_the_call_goes_the_direct_way(dtype: torch.dtype, swizzled: bool) -> None:
     for op in (tunable_fp4_quantize, torch.ops.trtllm.tunable_fp4_quantize):
         assert dutyfree.explain(op, normal(5, 64).to(dtype), one(1.0), 16, swizzled).path == "direct"
+
+
+# --- what no scale can be
+
+
+@pytest.mark.parametrize("g", [float("inf"), float("-inf"), float("nan"), -100.0, 0.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_targets_agree_on_scales_that_make_no_sense(dtype: torch.dtype, g: float) -> None:
+    given = normal(4, 512).to(dtype)
+    given[1] = 0
+    given[2, 100:140] = 0
+    results = []
+    for name in nvfp4.available_targets():
+        with nvfp4.force_target(name):
+            results.append(tunable_fp4_quantize(given, one(g)))
+    for values, scales in results[1:]:
+        assert torch.equal(values, results[0][0])
+        assert torch.equal(scales, results[0][1])
+
+
+def test_the_global_scale_of_tiny_numbers_is_finite() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert global_scale(torch.full((2, 16), 1e-38, dtype=dtype)).isfinite().all()
+
+
+def test_the_global_scale_of_e4m3() -> None:
+    given = normal(4, 32)
+    given[0, 0] = 4.0
+    assert global_scale(given.to(torch.float8_e4m3fn)).item() == 2688 / 4

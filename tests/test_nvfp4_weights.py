@@ -1,7 +1,9 @@
 """What ``trtllm::nvfp4_gemm`` keeps of weights on a CPU: a packed form is right only while the weight is the same."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -361,3 +363,60 @@ def test_the_products_are_those_of_the_oracle() -> None:
     act = operands(16, 1, K, seed=99)
     exact, magnitude = oracle.gemm(act.act, act.act_scales, of.weight, of.weight_scales, act.alpha)
     assert (np.abs(found.double().numpy() - exact) <= 2**-14 * magnitude).all()
+
+
+# --- what is dropped, and what is not
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_dead_weight_goes_while_others_are_used() -> None:
+    hot = [weight(seed) for seed in range(2)]
+    dead = torch.zeros(4096, 4096, dtype=torch.uint8), torch.zeros(4096 * 512, dtype=torch.uint8)
+    backend = nvfp4.available_targets()[-1]
+    for values, scales in (*hot, dead):
+        product(values, scales, backend)
+    del values, scales, dead
+    before = resident_bytes()
+    for _ in range(10):
+        for values, scales in hot:
+            product(values, scales, backend)
+    # packed_weights() would look at all entries at once; here it is the calls that do, one entry each.
+    assert before - resident_bytes() > 10e6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_weight_and_a_part_of_it_do_not_drive_each_other_out(backend: str) -> None:
+    values, scales = weight(n=256)
+    part = values[:128], scales[: 128 * (K // 16)]
+    for _ in range(3):
+        assert torch.equal(product(values, scales, backend)[:, :128], product(*part, backend))
+    before = nvfp4.packed_weights()["repacks"]
+    for _ in range(3):
+        product(values, scales, backend)
+        product(*part, backend)
+    assert nvfp4.packed_weights()["repacks"] == before
+
+
+def test_a_limit_drops_the_longest_unused() -> None:
+    limit = nvfp4.packed_weights()["limit"]
+    backend = nvfp4.available_targets()[-1]
+    kept = [weight(seed) for seed in range(3)]
+    try:
+        product(*kept[0], backend)
+        size = nvfp4.packed_weights()["bytes"]
+        nvfp4.limit_packed_weights(2 * size)
+        for each in kept:
+            product(*each, backend)
+        state = nvfp4.packed_weights()
+        assert (state["entries"], state["bytes"]) == (2, 2 * size)
+        product(*kept[2], backend)
+        product(*kept[1], backend)
+        assert nvfp4.packed_weights()["repacks"] == state["repacks"]
+        nvfp4.limit_packed_weights(0)
+        assert nvfp4.packed_weights()["entries"] == 0
+        assert torch.equal(product(*kept[0], backend), untouched(*kept[0], backend))
+    finally:
+        nvfp4.limit_packed_weights(limit)

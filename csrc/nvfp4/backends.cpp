@@ -26,7 +26,7 @@ constexpr std::array kBySpeed = {Backend::cublaslt, Backend::avx512_vnni, Backen
 // Tactics are backends, by number. Never destroyed: a thread may call an operator while the process ends.
 autotune::TunedOperator& tuner() {
   static auto& tuner = []() -> autotune::TunedOperator& {
-    auto& made = *new autotune::TunedOperator(std::string(kGemmName));
+    auto& made = autotune::tuned_operator(kGemmName);  // a cache that was read before may have brought it
     for (const char* name : kNames) {
       made.tactic(name);
     }
@@ -142,6 +142,9 @@ Backend choose_backend(Backends usable,
                           .size = 3,
                           .dims = {autotune::bucket(rows), columns, inner}};
   int tactic = tuner().find(key);
+  if (tactic >= 0 && (usable >> static_cast<unsigned>(tactic) & 1U) == 0) [[unlikely]] {
+    return fallback();  // a file may name what this device lacks
+  }
   if (tactic < 0) [[unlikely]] {
     std::vector<int> candidates;
     for (int i = 0; i < static_cast<int>(kCount); ++i) {

@@ -53,11 +53,6 @@ Int rows_of(const at::Tensor& input) {
 }
 
 template <typename Int>
-Int swizzled_bytes(const Int& rows, const Int& columns) {
-  return (rows + 127) / 128 * 128 * ((columns / kBlock + 3) / 4 * 4);
-}
-
-template <typename Int>
 void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const Int& scaling_vector_size) {
   const std::string_view name = kQuantizeName;
   const c10::ScalarType dtype = input.scalar_type();
@@ -96,7 +91,7 @@ void check_scale_factors(std::string_view name,
                          const Int& columns,
                          bool swizzled) {
   check_bytes(name, argument, tensor, c10::kFloat8_e4m3fn);
-  const Int expected = swizzled ? swizzled_bytes<Int>(rows, columns) : rows * (columns / kBlock);
+  const Int expected = swizzled ? swizzled_size<Int>(rows, columns / kBlock) : rows * (columns / kBlock);
   TORCH_CHECK_VALUE(elements<Int>(tensor) == expected, name, ": ", argument, " must have ", expected, " elements, the ",
                     swizzled ? "swizzled" : "linear", " scale factors of a matrix of ", rows, " × ", columns,
                     ", but has shape ", tensor.sym_sizes(), ".");
@@ -177,8 +172,6 @@ void check_dequantize(const at::Tensor& values,
 
 template std::int64_t rows_of(const at::Tensor& input);
 template c10::SymInt rows_of(const at::Tensor& input);
-template std::int64_t swizzled_bytes(const std::int64_t& rows, const std::int64_t& columns);
-template c10::SymInt swizzled_bytes(const c10::SymInt& rows, const c10::SymInt& columns);
 template void check_quantize(const at::Tensor& input,
                              const at::Tensor& input_scale,
                              const std::int64_t& scaling_vector_size);

@@ -50,8 +50,4 @@ void check_gemm(const at::Tensor& act_fp4,
                 std::int64_t output_buffer_kind,
                 const std::optional<at::Tensor>& bias);
 
-// Bytes of swizzled scale factors for a matrix of `rows` and `columns` elements.
-template <typename Int>
-Int swizzled_bytes(const Int& rows, const Int& columns);
-
 }  // namespace dutyfree::nvfp4

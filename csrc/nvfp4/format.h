@@ -132,7 +132,8 @@ DUTYFREE_NVFP4_FUNCTION std::int64_t swizzled_offset(std::int64_t m, std::int64_
   return ((m / 128) * ((blocks + 3) / 4) + k / 4) * 512 + (m % 32) * 16 + ((m % 128) / 32) * 4 + k % 4;
 }
 // Bytes of that layout for a matrix of `rows` and `blocks`, with what pads both.
-DUTYFREE_NVFP4_FUNCTION std::int64_t swizzled_size(std::int64_t rows, std::int64_t blocks) {
+template <typename Int>
+DUTYFREE_NVFP4_FUNCTION Int swizzled_size(const Int& rows, const Int& blocks) {
   return (rows + 127) / 128 * 128 * ((blocks + 3) / 4 * 4);
 }
 

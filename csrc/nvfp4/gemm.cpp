@@ -10,10 +10,11 @@
 #include "nvfp4/checks.h"
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
+#include "nvfp4/tensors.h"
 #include "nvfp4/weights.h"
 #include "torch_compat/empty.h"
-#include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
+#include "torch_compat/plain_keys.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -23,9 +24,11 @@ using torch_compat::parallel;
 // Rows of activations that are packed at a time: what they take stays in the caches, and is bounded.
 constexpr std::int64_t kRowsAtOnce = 256;
 // Bytes of activations that one thread packs at least.
-constexpr std::int64_t kPackGrain = 30'000;
+constexpr std::int64_t kPackedBytesAtLeast = 30'000;
+// Products of elements that take a tenth of a millisecond or more.
+constexpr std::int64_t kLongProducts = 32'000'000;
 // Products of elements that one thread makes at least, some ten microseconds of work.
-constexpr std::int64_t kGrain = 4'000'000;
+constexpr std::int64_t kProductsAtLeast = 4'000'000;
 
 // A thread's memory for packed activations or for a kernel's scratch, which grows as needed and is kept.
 class Scratch {
@@ -57,34 +60,11 @@ struct Product {
   const at::Tensor& out;
 };
 
-// Bytes times rows of products that take a tenth of a millisecond or more.
-constexpr std::int64_t kLong = 16'000'000;
-
-// Lets other Python threads run for its lifetime, if this one has the GIL, and keeps the tensors of a product alive.
-class WithoutGil {
- public:
-  explicit WithoutGil(const Product& product)
-      : act_fp4_(product.act_fp4),
-        weight_(product.weight),
-        act_sf_(product.act_sf),
-        weight_scale_(product.weight_scale),
-        bias_(product.bias) {}
-
- private:
-  // Before the GIL's: they go when it is back.
-  at::Tensor act_fp4_, weight_, act_sf_, weight_scale_;
-  std::optional<at::Tensor> bias_;
-  torch_compat::GilReleasedIfHeld released_;
-};
-
-Element element_of(c10::ScalarType dtype) {
-  return dtype == c10::kBFloat16 ? Element::bf16 : (dtype == c10::kHalf ? Element::fp16 : Element::fp32);
-}
-
 void run_kernels(const Kernels& target, const Product& product) {
   const std::shared_ptr<const Packed> packed = packed_weight(product.weight, product.weight_scale, Form::panels);
   at::Tensor bias;
   if (product.bias.has_value()) {
+    const torch_compat::PlainKeys plain;
     bias = product.bias->to(c10::kFloat).contiguous();
   }
   const std::int64_t rows = product.act_fp4.size(0);
@@ -94,8 +74,8 @@ void run_kernels(const Kernels& target, const Product& product) {
   const std::int64_t element_size = static_cast<std::int64_t>(product.out.element_size());
   thread_local Scratch activations;
   Gemm gemm{
-      .values = static_cast<const std::uint8_t*>(product.act_fp4.const_data_ptr()),
-      .scale_factors = static_cast<const std::uint8_t*>(product.act_sf.const_data_ptr()),
+      .values = bytes_of(product.act_fp4),
+      .scale_factors = bytes_of(product.act_sf),
       .first_row = 0,
       .rows = 0,
       .weight = weight,
@@ -111,10 +91,10 @@ void run_kernels(const Kernels& target, const Product& product) {
     gemm.first_row = first;
     gemm.rows = std::min(kRowsAtOnce, rows - first);
     gemm.out = out + first * columns * element_size;
-    parallel(gemm.rows, std::max<std::int64_t>(1, kPackGrain / (row_bytes + 1)),
+    parallel(gemm.rows, std::max<std::int64_t>(1, kPackedBytesAtLeast / (row_bytes + 1)),
              [&](std::int64_t begin, std::int64_t end) { target.pack_activations(gemm, begin, end); });
     const std::int64_t panel_work = kPanel * gemm.rows * weight.blocks * kBlock;
-    parallel(weight.panels, std::max<std::int64_t>(2, kGrain / std::max<std::int64_t>(1, panel_work)),
+    parallel(weight.panels, std::max<std::int64_t>(2, kProductsAtLeast / std::max<std::int64_t>(1, panel_work)),
              [&](std::int64_t begin, std::int64_t end) {
                thread_local Scratch scratch;
                target.gemm(gemm, begin, end, scratch.of(target.scratch_bytes(weight.blocks)));
@@ -124,15 +104,16 @@ void run_kernels(const Kernels& target, const Product& product) {
 
 // The product in bf16 as PyTorch has it, which rounds once more than the kernels: to bf16 before alpha.
 void run_bf16(const Product& product) {
+  const torch_compat::PlainKeys plain;
   const std::shared_ptr<const Packed> weight = packed_weight(product.weight, product.weight_scale, Form::bf16);
   const std::int64_t rows = product.act_fp4.size(0);
   const std::int64_t blocks = product.act_fp4.size(1) * 2 / kBlock;
   const at::Tensor activations = at::empty({rows, blocks * kBlock}, at::TensorOptions().dtype(c10::kBFloat16));
-  const auto* values = static_cast<const std::uint8_t*>(product.act_fp4.const_data_ptr());
-  const auto* scale_factors = static_cast<const std::uint8_t*>(product.act_sf.const_data_ptr());
+  const auto* values = bytes_of(product.act_fp4);
+  const auto* scale_factors = bytes_of(product.act_sf);
   auto* decoded = static_cast<std::uint16_t*>(activations.mutable_data_ptr());
   parallel(rows, 1, [&](std::int64_t first, std::int64_t last) {
-    decode_to_bf16(values, scale_factors, decoded, blocks, first, last);
+    decode_to_bf16(values, scale_factors, decoded, 0, blocks, first, last);
   });
   const at::Tensor sums = at::mm(activations, weight->memory.t()).to(c10::kFloat);
   sums.mul_(product.alpha);
@@ -151,6 +132,7 @@ void run(Backend backend, const Product& product) {
       return run_kernels(*target, product);
     }
   }
+  TORCH_INTERNAL_ASSERT(false, name_of(backend), " does not run on this CPU");
 }
 
 Backends available_on_cpu() {
@@ -184,7 +166,7 @@ void choose_and_run(Backends usable, const Product& product) {
                        return autotune::Work{.run = [&](int tactic) { run(static_cast<Backend>(tactic), product); }};
                      });
   if (measured) {  // the form that was not chosen is of no more use
-    forget_packed_weight(product.weight, backend == Backend::bf16_mm ? Form::panels : Form::bf16);
+    forget_packed_weight(product.weight, product.weight_scale, backend == Backend::bf16_mm ? Form::panels : Form::bf16);
   }
   run(backend, product);
 }
@@ -219,13 +201,12 @@ at::Tensor gemm_cpu(const at::Tensor& act_fp4,
     return out;
   }
   const Product product{act_fp4, weight, act_sf, weight_scale, *alpha.const_data_ptr<float>(), bias, out};
-  if (rows * columns * act_fp4.size(1) < kLong) {
+  if (rows * columns * act_fp4.size(1) * 2 < kLongProducts) {
     choose_and_run(usable, product);
-    return out;
+  } else {
+    const LongWork long_work({act_fp4, weight, act_sf, weight_scale, bias.value_or(at::Tensor())});
+    choose_and_run(usable, product);
   }
-  // Long enough for other Python threads to be let in, who could take the caller's tensors away.
-  const WithoutGil without_gil(product);
-  choose_and_run(usable, product);
   return out;
 }
 

@@ -56,7 +56,7 @@ struct Kernels {
   // Whether this machine can run them.
   bool (*supported)();
   void (*quantize_rows)(const QuantizeRows&, std::int64_t first, std::int64_t last);
-  std::int64_t (*activation_bytes)(std::int64_t blocks);  // a row's; a multiple of 64
+  std::int64_t (*activation_bytes)(std::int64_t blocks);  // a row's
   void (*pack_activations)(const Gemm&, std::int64_t first, std::int64_t last);
   // All rows of the result, for panels from `first` up to `last`. `scratch` is the thread's own, scratch_bytes of it.
   void (*gemm)(const Gemm&, std::int64_t first, std::int64_t last, std::byte* scratch);
@@ -73,10 +73,11 @@ void pack_weight(const std::uint8_t* values,
                  std::int64_t first,
                  std::int64_t last);
 
-// Rows of a matrix as bf16, exactly, without the global scale: [row][K], rows from `first` up to `last`.
+// Rows of a matrix as bf16, exactly, without the global scale: [row - origin][K], rows from `first` up to `last`.
 void decode_to_bf16(const std::uint8_t* values,
                     const std::uint8_t* scale_factors,
                     std::uint16_t* out,
+                    std::int64_t origin,
                     std::int64_t blocks,
                     std::int64_t first,
                     std::int64_t last);

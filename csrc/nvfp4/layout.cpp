@@ -49,6 +49,7 @@ void pack_weight(const std::uint8_t* values,
 void decode_to_bf16(const std::uint8_t* values,
                     const std::uint8_t* scale_factors,
                     std::uint16_t* out,
+                    std::int64_t origin,
                     std::int64_t blocks,
                     std::int64_t first,
                     std::int64_t last) {
@@ -56,9 +57,11 @@ void decode_to_bf16(const std::uint8_t* values,
     for (std::int64_t block = 0; block < blocks; ++block) {
       const float scale = e4m3_value(scale_factors[swizzled_offset(row, block, blocks)]);
       const std::int64_t at = (row * blocks + block) * (kBlock / 2);
-      for (std::int64_t i = at; i < at + kBlock / 2; ++i) {
-        out[2 * i] = static_cast<std::uint16_t>(bits_of(e2m1_value(values[i] & 15U) * scale) >> 16);
-        out[2 * i + 1] = static_cast<std::uint16_t>(bits_of(e2m1_value(values[i] >> 4U) * scale) >> 16);
+      std::uint16_t* to = out + ((row - origin) * blocks + block) * kBlock;
+      for (std::int64_t i = 0; i < kBlock / 2; ++i) {
+        const std::uint8_t pair = values[at + i];
+        to[2 * i] = static_cast<std::uint16_t>(bits_of(e2m1_value(pair & 15U) * scale) >> 16);
+        to[2 * i + 1] = static_cast<std::uint16_t>(bits_of(e2m1_value(pair >> 4U) * scale) >> 16);
       }
     }
   }

@@ -1,5 +1,6 @@
 #include "nvfp4/operators.h"
 
+#include <array>
 #include <optional>
 #include <string_view>
 
@@ -9,6 +10,7 @@
 #include "nvfp4/quantize.h"
 #include "nvfp4/target.h"
 #include "nvfp4/weights.h"
+#include "torch_compat/conversion.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -46,32 +48,28 @@ void define_helpers(Library& m) {
 }
 
 // What is registered at once, since TensorRT-LLM may have brought one of its two operators and not the other. The
-// registrations live as long as the process; written once each, with the GIL.
+// registrations are never taken back; written once each, with the GIL.
 struct Group {
   std::string_view name;
   const char* name_space;
   void (*define)(Library& m);
   std::optional<Library> registered;
 };
-Group groups[] = {
+auto& groups = *new std::array<Group, 3>{{
     {"trtllm::tunable_fp4_quantize", "trtllm", &define_quantize, std::nullopt},
     {"trtllm::nvfp4_gemm", "trtllm", &define_gemm, std::nullopt},
     {"dutyfree", "dutyfree", &define_helpers, std::nullopt},
-};
+}};
 
-// Runs what may throw as torch does, as a Python function.
+// Runs what may throw, as a Python function.
 template <typename Function>
 PyObject* guarded(Function function) {
   try {
     return function();
-  } catch (const c10::ValueError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    torch_compat::set_python_error();
+    return nullptr;
   }
-  return nullptr;
 }
 
 PyObject* define_operators(PyObject* /*module*/, PyObject* name) {

@@ -10,8 +10,8 @@
 #include "nvfp4/checks.h"
 #include "nvfp4/format.h"
 #include "nvfp4/target.h"
+#include "nvfp4/tensors.h"
 #include "torch_compat/empty.h"
-#include "torch_compat/gil.h"
 #include "torch_compat/parallel.h"
 
 namespace dutyfree::nvfp4 {
@@ -20,29 +20,9 @@ namespace {
 using torch_compat::parallel;
 
 // Elements that one thread takes at least: some microseconds of work, more than waking another costs.
-constexpr std::int64_t kGrain = 30'000;
+constexpr std::int64_t kElementsAtLeast = 30'000;
 // Elements that take a tenth of a millisecond or more.
-constexpr std::int64_t kLong = 1'000'000;
-
-const std::uint8_t* bytes_of(const at::Tensor& tensor) {
-  return static_cast<const std::uint8_t*>(tensor.const_data_ptr());
-}
-std::uint8_t* mutable_bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::uint8_t*>(tensor.mutable_data_ptr());
-}
-
-Element element_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kBFloat16:
-      return Element::bf16;
-    case c10::kHalf:
-      return Element::fp16;
-    case c10::kFloat8_e4m3fn:
-      return Element::e4m3;
-    default:
-      return Element::fp32;
-  }
-}
+constexpr std::int64_t kLongElements = 1'000'000;
 
 std::vector<c10::SymInt> values_shape(const at::Tensor& input) {
   std::vector<c10::SymInt> shape = input.sym_sizes().vec();
@@ -51,33 +31,31 @@ std::vector<c10::SymInt> values_shape(const at::Tensor& input) {
 }
 
 // TensorRT-LLM multiplies with the global scale, 448 * 6 / amax; torchao and ModelOpt divide by theirs, which is its
-// reciprocal. Given that by mistake, nearly all scale factors become zero, and the result with them.
-void warn_of_reciprocal(const at::Tensor& values, const at::Tensor& scale_factors, std::int64_t blocks) {
-  const std::uint8_t* codes = bytes_of(values);
-  const std::uint8_t* scales = bytes_of(scale_factors);
+// reciprocal. Given that by mistake, nearly all scale factors become zero, and the result with them. Looks at some
+// blocks all over the matrix, and no more once it was said.
+void warn_of_reciprocal(const QuantizeRows& work, std::int64_t rows) {
+  static std::atomic<bool> said = false;
+  if (said.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const std::int64_t blocks = work.columns / kBlock;
+  const std::int64_t step = std::max<std::int64_t>(1, rows * blocks / 1000);
   std::int64_t with_elements = 0;
   std::int64_t lost = 0;
-  const std::int64_t rows = values.numel() / (blocks * kBlock / 2);
-  const bool swizzled = scale_factors.numel() != rows * blocks;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const std::uint8_t* at = codes + (row * blocks + block) * (kBlock / 2);
-      if (std::any_of(at, at + kBlock / 2, [](std::uint8_t pair) { return pair != 0; })) {
-        ++with_elements;
-        const std::int64_t offset = swizzled ? swizzled_offset(row, block, blocks) : row * blocks + block;
-        lost += scales[offset] == 0 ? 1 : 0;
-      }
+  for (std::int64_t i = 0; i < rows * blocks; i += step) {
+    const std::uint8_t* at = work.values + i * (kBlock / 2);
+    if (std::any_of(at, at + kBlock / 2, [](std::uint8_t pair) { return pair != 0; })) {
+      ++with_elements;
+      const std::int64_t offset = work.swizzled ? swizzled_offset(i / blocks, i % blocks, blocks) : i;
+      lost += work.scale_factors[offset] == 0 ? 1 : 0;
     }
   }
-  if (lost * 10 > with_elements * 9) {
-    static std::atomic_flag warned;
-    if (!warned.test_and_set()) {
-      autotune::host::warn(c10::str(
-          kQuantizeName, ": ", lost, " of ", with_elements,
-          " blocks that are not zero got a scale factor of zero, so they read as zero. input_scale is multiplied with, "
-          "448 * 6 / amax, as in TensorRT-LLM; the reciprocal, amax / (448 * 6), as torchao and ModelOpt keep it, does "
-          "this. Pass 1 / input_scale if that is what you have."));
-    }
+  if (lost * 10 > with_elements * 9 && !said.exchange(true)) {
+    autotune::host::warn(c10::str(
+        kQuantizeName, ": ", lost, " of ", with_elements,
+        " blocks that are not zero got a scale factor of zero, so they read as zero. input_scale is multiplied with, "
+        "448 * 6 / amax, as in TensorRT-LLM; the reciprocal, amax / (448 * 6), as torchao and ModelOpt keep it, does "
+        "this. Pass 1 / input_scale if that is what you have."));
   }
 }
 
@@ -114,21 +92,19 @@ std::vector<at::Tensor> quantize_cpu(const at::Tensor& input,
   };
   const Kernels& target = chosen_target();
   const auto run = [&] {
-    parallel(rows, std::max<std::int64_t>(1, kGrain / columns),
+    parallel(rows, std::max<std::int64_t>(1, kElementsAtLeast / columns),
              [&](std::int64_t first, std::int64_t last) { target.quantize_rows(work, first, last); });
   };
-  if (input.numel() < kLong) {
+  if (input.numel() < kLongElements) {
     run();
   } else {
-    // Long enough for other Python threads to be let in, who could take the caller's tensors away.
-    const at::Tensor kept[] = {input, input_scale};
-    const torch_compat::GilReleasedIfHeld released;
+    const LongWork long_work({input, input_scale});
     run();
   }
   // A look at the first blocks decides whether a closer one is worth it.
   const std::int64_t first = std::min<std::int64_t>(blocks, 4);
   if (std::all_of(work.scale_factors, work.scale_factors + first, [](std::uint8_t scale) { return scale == 0; })) {
-    warn_of_reciprocal(values, scale_factors, blocks);
+    warn_of_reciprocal(work, rows);
   }
   return {std::move(values), std::move(scale_factors)};
 }
@@ -144,7 +120,7 @@ std::vector<at::Tensor> quantize_fake(const at::Tensor& input,
   const c10::SymInt rows = rows_of<c10::SymInt>(input);
   const at::TensorOptions bytes = input.options().dtype(c10::kByte);
   const c10::SymInt size =
-      is_sf_swizzled_layout ? swizzled_bytes<c10::SymInt>(rows, columns) : rows * (columns / kBlock);
+      is_sf_swizzled_layout ? swizzled_size<c10::SymInt>(rows, columns / kBlock) : rows * (columns / kBlock);
   return {at::empty_symint(values_shape(input), bytes), at::empty_symint({size}, bytes)};
 }
 
@@ -164,7 +140,7 @@ at::Tensor dequantize_cpu(const at::Tensor& values,
   const float* global_scales = global_scale.const_data_ptr<float>();
   const bool one = global_scale.numel() == 1;
   auto* out = result.mutable_data_ptr<float>();
-  parallel(rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, shape.back())),
+  parallel(rows, std::max<std::int64_t>(1, kElementsAtLeast / std::max<std::int64_t>(1, shape.back())),
            [&](std::int64_t first, std::int64_t last) {
              for (std::int64_t row = first; row < last; ++row) {
                const float global = global_scales[one ? 0 : row];
@@ -230,7 +206,7 @@ at::Tensor swizzle(const at::Tensor& scale_factors) {
 
 at::Tensor swizzle_fake(const at::Tensor& scale_factors) {
   check_swizzle(scale_factors);
-  return at::empty_symint({swizzled_bytes<c10::SymInt>(scale_factors.sym_size(0), scale_factors.sym_size(1) * kBlock)},
+  return at::empty_symint({swizzled_size<c10::SymInt>(scale_factors.sym_size(0), scale_factors.sym_size(1))},
                           scale_factors.options());
 }
 

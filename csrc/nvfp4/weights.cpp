@@ -3,13 +3,16 @@
 #include <ATen/Functions.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <list>
 #include <mutex>
 #include <unordered_map>
 
 #include "autotune/host.h"
 #include "nvfp4/format.h"
+#include "nvfp4/tensors.h"
 #include "torch_compat/parallel.h"
 #include "torch_compat/tensor.h"
 
@@ -30,6 +33,11 @@ class Contents {
         version_(counter_.current_version()) {}
 
   bool expired() const { return storage_.expired(); }
+  // Whether both are of the same bytes, be it at different times.
+  bool is_of(const Contents& other) const {
+    return storage_._unsafe_get_target() == other.storage_._unsafe_get_target() && data_ == other.data_ &&
+           rows_ == other.rows_ && bytes_ == other.bytes_;
+  }
   bool is(const at::Tensor& tensor) const {
     const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
     return storage_._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
@@ -57,6 +65,10 @@ struct Entry {
   std::shared_ptr<const Packed> packed;
 };
 
+Entry entry_of(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+  return {form, Contents(weight), Contents(weight_scale), weight.const_data_ptr(), 0, nullptr};
+}
+
 class Cache {
  public:
   std::shared_ptr<const Packed> find(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
@@ -66,6 +78,9 @@ class Cache {
     for (auto at = found.first; at != found.second; ++at) {
       const std::list<Entry>::iterator entry = at->second;
       if (entry->form == form && entry->weight.is(weight) && entry->weight_scale.is(weight_scale)) {
+        if (next_to_look_at_ == entry) {
+          ++next_to_look_at_;  // or it would come along to the front, and never get to the others
+        }
         entries_.splice(entries_.begin(), entries_, entry);
         return entry->packed;
       }
@@ -77,16 +92,16 @@ class Cache {
     const std::lock_guard lock(mutex_);
     ++made_;
     drop_expired();
-    drop_of(entry.key, entry.form);  // an older version of the same weight is of no more use
+    drop_same(entry);  // an older version of it is of no more use
     bytes_ += entry.bytes;
     entries_.push_front(std::move(entry));
     by_data_.emplace(entries_.front().key, entries_.begin());
     drop_over_limit();
   }
 
-  void forget(const void* key, Form form) {
+  void forget(const Entry& entry) {
     const std::lock_guard lock(mutex_);
-    drop_of(key, form);
+    drop_same(entry);
   }
 
   void count_made() {
@@ -129,13 +144,14 @@ class Cache {
     entries_.erase(entry);
   }
 
-  void drop_of(const void* key, Form form) {
-    const auto found = by_data_.equal_range(key);
+  void drop_same(const Entry& entry) {
+    const auto found = by_data_.equal_range(entry.key);
     for (auto at = found.first; at != found.second;) {
-      const std::list<Entry>::iterator entry = at->second;
+      const std::list<Entry>::iterator other = at->second;
       ++at;
-      if (entry->form == form) {
-        drop(entry);
+      if (other->form == entry.form && other->weight.is_of(entry.weight) &&
+          other->weight_scale.is_of(entry.weight_scale)) {
+        drop(other);
       }
     }
   }
@@ -168,9 +184,14 @@ class Cache {
     }
   }
 
-  // A quarter of the machine's memory.
+  // A quarter of the machine's memory, or of what the process's control group may take of it.
   static std::int64_t default_limit() {
-    return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 4;
+    std::int64_t memory = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+    std::int64_t of_group = 0;
+    if (std::ifstream("/sys/fs/cgroup/memory.max") >> of_group) {  // "max", which is no number, without a limit
+      memory = std::min(memory, of_group);
+    }
+    return memory / 4;
   }
 
   std::mutex mutex_;          // guards all that follows
@@ -189,11 +210,12 @@ Cache& cache() {
 }
 
 std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+  const LongWork long_work({weight, weight_scale});
   const auto packed = std::make_shared<Packed>();
   const std::int64_t rows = weight.size(0);
   const std::int64_t blocks = weight.size(1) * 2 / kBlock;
-  const auto* values = static_cast<const std::uint8_t*>(weight.const_data_ptr());
-  const auto* scale_factors = static_cast<const std::uint8_t*>(weight_scale.const_data_ptr());
+  const auto* values = bytes_of(weight);
+  const auto* scale_factors = bytes_of(weight_scale);
   const at::TensorOptions bytes = at::TensorOptions().dtype(c10::kByte);
   if (form == Form::panels) {
     const std::int64_t panels = (rows + kPanel - 1) / kPanel;
@@ -213,7 +235,7 @@ std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& w
     packed->memory = at::empty({rows, blocks * kBlock}, bytes.dtype(c10::kBFloat16));
     auto* out = static_cast<std::uint16_t*>(packed->memory.mutable_data_ptr());
     parallel(rows, 16, [&](std::int64_t first, std::int64_t last) {
-      decode_to_bf16(values, scale_factors, out, blocks, first, last);
+      decode_to_bf16(values, scale_factors, out, 0, blocks, first, last);
     });
   }
   return packed;
@@ -238,7 +260,7 @@ std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::
   if (packed == nullptr) {
     // Without the lock: two threads may do it twice at a weight's first call, and neither waits for other weights. What
     // is changed meanwhile has a later version than the entry.
-    Entry entry{form, Contents(weight), Contents(weight_scale), weight.const_data_ptr(), 0, nullptr};
+    Entry entry = entry_of(weight, weight_scale, form);
     packed = pack(weight, weight_scale, form);
     entry.packed = packed;
     entry.bytes = static_cast<std::int64_t>(packed->memory.nbytes());
@@ -249,7 +271,11 @@ std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::
 
 PackedWeights packed_weights() { return cache().state(); }
 void forget_packed_weights() { cache().clear(); }
-void forget_packed_weight(const at::Tensor& weight, Form form) { cache().forget(weight.const_data_ptr(), form); }
+void forget_packed_weight(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
+  if (!weight.is_inference() && !weight_scale.is_inference()) {
+    cache().forget(entry_of(weight, weight_scale, form));
+  }
+}
 void limit_packed_weights(std::int64_t bytes) { cache().limit(bytes); }
 
 }  // namespace dutyfree::nvfp4

@@ -45,7 +45,7 @@ struct PackedWeights {
 PackedWeights packed_weights();
 void forget_packed_weights();
 // Of one weight, in one form.
-void forget_packed_weight(const at::Tensor& weight, Form form);
+void forget_packed_weight(const at::Tensor& weight, const at::Tensor& weight_scale, Form form);
 // In bytes. What is over it is dropped at once.
 void limit_packed_weights(std::int64_t bytes);
 

@@ -96,7 +96,7 @@ inline bool quantize_group(const __m512i* words,
     odd |= _mm256_cmpgt_epi16_mask(bits, _mm256_set1_epi16(Wide::kInfinity));  // a NaN among them
     _mm512_store_ps(largest + chunk * kChunk, widened(bits, Wide()));
   }
-  if (odd != 0 || !(global_scale > 0.0F)) [[unlikely]] {
+  if (odd != 0 || !(global_scale > 0.0F && global_scale < __builtin_inff())) [[unlikely]] {
     return false;
   }
   const int blocks = chunks * kChunk;

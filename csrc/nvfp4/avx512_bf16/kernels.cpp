@@ -15,26 +15,17 @@ constexpr int kTilePanels = 2;
 // Vectors of a panel's pairs for one block.
 constexpr int kVectors = kBlock / 2;
 
-std::int64_t bf16_activation_bytes(std::int64_t blocks) { return (blocks * kBlock * 2 + 63) / 64 * 64; }
+std::int64_t bf16_activation_bytes(std::int64_t blocks) {
+  return blocks * kBlock * static_cast<std::int64_t>(sizeof(std::uint16_t));
+}
 
-std::uint16_t* bf16_row(const Gemm& gemm, std::int64_t row) {
-  return reinterpret_cast<std::uint16_t*>(gemm.activations + row * bf16_activation_bytes(gemm.weight.blocks));
+const std::int32_t* bf16_row(const Gemm& gemm, std::int64_t row) {
+  return reinterpret_cast<const std::int32_t*>(gemm.activations + row * bf16_activation_bytes(gemm.weight.blocks));
 }
 
 void pack_bf16_activations(const Gemm& gemm, std::int64_t first, std::int64_t last) {
-  const std::int64_t blocks = gemm.weight.blocks;
-  for (std::int64_t row = first; row < last; ++row) {
-    std::uint16_t* to = bf16_row(gemm, row);
-    const std::uint8_t* from = gemm.values + (gemm.first_row + row) * blocks * (kBlock / 2);
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const float scale = e4m3_value(gemm.scale_factors[swizzled_offset(gemm.first_row + row, block, blocks)]);
-      for (int i = 0; i < kBlock / 2; ++i) {
-        const std::uint8_t pair = from[block * (kBlock / 2) + i];
-        to[block * kBlock + 2 * i] = static_cast<std::uint16_t>(bits_of(e2m1_value(pair & 15U) * scale) >> 16);
-        to[block * kBlock + 2 * i + 1] = static_cast<std::uint16_t>(bits_of(e2m1_value(pair >> 4U) * scale) >> 16);
-      }
-    }
-  }
+  decode_to_bf16(gemm.values, gemm.scale_factors, reinterpret_cast<std::uint16_t*>(gemm.activations), gemm.first_row,
+                 gemm.weight.blocks, gemm.first_row + first, gemm.first_row + last);
 }
 
 // A panel's weights as bf16: for each block eight vectors, vector v with elements 2v and 2v + 1 of each column.
@@ -77,7 +68,7 @@ void bf16_tile(const Gemm& gemm, std::int64_t row, std::int64_t panel, const __m
   const std::int64_t vectors = gemm.weight.blocks * kVectors;
   const std::int32_t* pairs[rows];
   for (int r = 0; r < rows; ++r) {
-    pairs[r] = reinterpret_cast<const std::int32_t*>(bf16_row(gemm, row + r));
+    pairs[r] = bf16_row(gemm, row + r);
   }
   __m512 sums[rows][panels];
 #pragma GCC unroll 16

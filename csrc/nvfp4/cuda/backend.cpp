@@ -7,18 +7,17 @@
 
 #include <cstdint>
 
+#include "nvfp4/checks.h"
 #include "nvfp4/cuda/kernels.h"
 #include "nvfp4/cuda/library.h"
 #include "nvfp4/format.h"
 #include "torch_compat/cuda_stream.h"
+#include "torch_compat/plain_keys.h"
 #include "torch_compat/scaled_mm.h"
 
 namespace dutyfree::nvfp4::cuda {
 
 namespace {
-
-constexpr const char* kCublasLt = "cublaslt";
-constexpr const char* kBf16 = "bf16_mm";
 
 int dtype_of(c10::ScalarType type) {
   switch (type) {
@@ -42,11 +41,6 @@ at::Tensor aligned(const at::Tensor& tensor, std::uintptr_t bytes) {
   return address % bytes == 0 ? tensor : tensor.clone();
 }
 
-// All but the last dimension, as one.
-std::int64_t rows_of(const at::Tensor& tensor) {
-  return c10::multiply_integers(tensor.sizes().slice(0, tensor.dim() - 1));
-}
-
 at::Tensor decode(const at::Tensor& values,
                   const at::Tensor& scale_factors,
                   const at::Tensor* global_scale,
@@ -61,7 +55,7 @@ at::Tensor decode(const at::Tensor& values,
       .scale_factors = static_cast<const std::uint8_t*>(scale_factors.const_data_ptr()),
       .global_scale = global_scale != nullptr ? global_scale->const_data_ptr<float>() : nullptr,
       .output = output.mutable_data_ptr(),
-      .rows = rows_of(values),
+      .rows = rows_of<std::int64_t>(values),
       .columns = sizes.back(),
       .stream = torch_compat::current_cuda_stream(values.device()),
       .device = values.device().index(),
@@ -86,7 +80,7 @@ at::Tensor gemm_by_bf16(const at::Tensor& act_fp4,
 }  // namespace
 
 std::vector<at::Tensor> quantize(const at::Tensor& input, const at::Tensor& input_scale, bool swizzled) {
-  const std::int64_t rows = rows_of(input);
+  const std::int64_t rows = rows_of<std::int64_t>(input);
   const std::int64_t columns = input.size(-1);
   const std::int64_t blocks = columns / kBlock;
   auto sizes = input.sizes().vec();
@@ -121,12 +115,12 @@ at::Tensor dequantize(const at::Tensor& values,
   return decode(values, scale_factors, &global_scale, dtype, swizzled);
 }
 
-std::vector<std::string> backends_for(int capability, std::int64_t rows, std::int64_t columns) {
-  if (capability >= 100 && rows % 16 == 0 && columns % 32 == 0) return {kCublasLt, kBf16};
-  return {kBf16};
+Backends backends_for(int capability, std::int64_t rows, std::int64_t columns) {
+  const bool scaled_mm = capability >= 100 && rows % 16 == 0 && columns % 32 == 0;
+  return bit(Backend::bf16_mm) | (scaled_mm ? bit(Backend::cublaslt) : 0U);
 }
 
-std::vector<std::string> available_backends(const at::Tensor& weight) {
+Backends available_backends(const at::Tensor& weight) {
   const Library& kernels = library();
   int capability = 0;
   kernels.check(kernels.capability(weight.device().index(), &capability), "asking for a GPU's compute capability");
@@ -140,7 +134,8 @@ at::Tensor gemm(const at::Tensor& act_fp4,
                 const at::Tensor& alpha,
                 c10::ScalarType output_dtype,
                 const std::optional<at::Tensor>& bias,
-                const std::string& backend) {
+                Backend backend) {
+  const torch_compat::PlainKeys plain;
   const std::int64_t m = act_fp4.size(0);
   const std::int64_t n = weight.size(0);
   const auto options = act_fp4.options();
@@ -150,7 +145,7 @@ at::Tensor gemm(const at::Tensor& act_fp4,
   at::Tensor sum;  // without the bias, in float32
   if (act_fp4.size(1) == 0) {
     sum = at::zeros({m, n}, options.dtype(at::kFloat));
-  } else if (backend == kCublasLt) {
+  } else if (backend == Backend::cublaslt) {
     const bool fused = output_dtype != at::kFloat && (!bias.has_value() || bias->scalar_type() == output_dtype);
     sum = torch_compat::scaled_mm_of_nvfp4(aligned(act_fp4, 16), aligned(weight, 16), aligned(act_sf, 16),
                                            aligned(weight_scale, 16), alpha,
@@ -158,7 +153,7 @@ at::Tensor gemm(const at::Tensor& act_fp4,
                                            fused ? output_dtype : at::kFloat);
     if (fused) return sum;
   } else {
-    TORCH_CHECK(backend == kBf16, "NVFP4 on CUDA has no backend ", backend);
+    TORCH_CHECK(backend == Backend::bf16_mm, "NVFP4 on CUDA has no backend ", name_of(backend));
     sum = gemm_by_bf16(act_fp4, weight, act_sf, weight_scale).mul_(factor);
   }
   if (bias.has_value()) sum.add_(*bias);

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <string>
-
 #include "autotune/device_work.h"
 #include "nvfp4/backends.h"
 #include "nvfp4/checks.h"
@@ -39,14 +37,10 @@ at::Tensor gemm_cuda(const at::Tensor& act_fp4,
                      at::OptionalIntArrayRef /*group*/,
                      const std::optional<at::Tensor>& bias) {
   check_gemm<std::int64_t>(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, output_buffer_kind, bias);
-  Backends available = 0;
-  for (const std::string& name : cuda::available_backends(weight)) {
-    available |= parse_backends(name);
-  }
-  const Backends usable =
-      usable_backends(parse_backends(allowed_backends), available, "this GPU for a weight of this shape");
+  const Backends usable = usable_backends(parse_backends(allowed_backends), cuda::available_backends(weight),
+                                          "this GPU for a weight of this shape");
   const auto product = [&](Backend backend) {
-    return cuda::gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, bias, name_of(backend));
+    return cuda::gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype, bias, backend);
   };
   return product(choose_backend(usable, c10::kCUDA, output_dtype, act_fp4.size(0), weight.size(0), act_fp4.size(1) * 2,
                                 [&] {

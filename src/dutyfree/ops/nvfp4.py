@@ -85,8 +85,12 @@ def global_scale(x: torch.Tensor) -> torch.Tensor:
 
     A tensor of zeros, or without elements, has 1; one with a NaN has a NaN.
     """
-    largest = x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
-    return torch.where(largest == 0, 1.0, 448.0 * 6.0 / largest).reshape(1)
+    if x.numel() == 0:
+        return torch.ones(1, device=x.device)
+    wide = x.float() if x.dtype == torch.float8_e4m3fn else x  # which has no abs()
+    largest = wide.abs().amax().float()
+    scale = (448.0 * 6.0 / largest).clamp(max=torch.finfo(torch.float32).max)
+    return torch.where(largest == 0, 1.0, scale).reshape(1)
 
 
 def available_targets() -> list[str]:
