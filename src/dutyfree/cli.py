@@ -21,6 +21,7 @@ class Benchmark(str, enum.Enum):
     training = "training"
     accelerated = "accelerated"
     cpp = "cpp"
+    nvfp4 = "nvfp4"
 
 
 class ComparedSide(str, enum.Enum):
@@ -83,10 +84,11 @@ def bench(
     calls: beside custom_op and a Library registration. training: calls that record a gradient, beside custom_op and a
     hand-written torch.autograd.Function. accelerated: operators that others registered, before and after accelerate.
     cpp: an empty C++ function by dutyfree, pybind11, tvm-ffi, nanobind and TORCH_LIBRARY; compiles them first.
+    nvfp4: the NVFP4 operators on all cores of the CPU beside torch.mm and the machine's limits.
     """
     # Imported here so that `dutyfree --help` does not wait for torch.
-    from dutyfree.bench.report import print_report
-    from dutyfree.bench.run import run_accelerated, run_calls, run_cpp, run_training
+    from dutyfree.bench.report import print_nvfp4_report, print_report
+    from dutyfree.bench.run import run_accelerated, run_calls, run_cpp, run_nvfp4, run_training
 
     console = Console()
 
@@ -101,9 +103,14 @@ def bench(
         results = run_accelerated(quick=quick, progress=progress)
     elif benchmark is Benchmark.cpp:
         results = run_cpp(quick=quick, progress=progress)
+    elif benchmark is Benchmark.nvfp4:
+        results = run_nvfp4(quick=quick, progress=progress)
     else:
         results = run_calls(quick=quick, with_compile=compile, progress=progress)
-    print_report(results, console)
+    if benchmark is Benchmark.nvfp4:
+        print_nvfp4_report(results, console)
+    else:
+        print_report(results, console)
     if json is not None:
         results.save(json)
         console.print(f"saved {json}")

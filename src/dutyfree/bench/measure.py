@@ -132,7 +132,7 @@ def summarise(samples_us: Sequence[float]) -> Timing:
 
 def _block_size(block: Block, limit: int, settle: Callable[[], None]) -> int:
     """How many calls fill a block."""
-    count = 10
+    count = 1
     # Not counted: a first call may import modules, which takes as long as thousands of calls.
     block(count)
     while True:

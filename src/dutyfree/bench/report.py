@@ -7,6 +7,7 @@ from rich.table import Table
 
 from dutyfree.bench.calls import CASES
 from dutyfree.bench.compiled import CALLS, COMPILED, EAGER
+from dutyfree.bench.nvfp4_shapes import BANDWIDTH_FLOOR, BF16, FLOORS, FP32, PAIR
 from dutyfree.bench.results import Results
 from dutyfree.bench.training import CASES as TRAINING_CASES
 from dutyfree.bench.training import STEPS, key_of
@@ -29,8 +30,44 @@ def print_report(results: Results, console: Console) -> None:
         line = step_line(results, device)
         if line is not None:
             console.print(line, soft_wrap=True)
+    _print_warnings(results, console)
+
+
+def print_nvfp4_report(results: Results, console: Console) -> None:
+    print_environment(results, console)
+    console.print(calls_table(results, "cpu", BF16))
+    for line in nvfp4_lines(results):
+        console.print(line, soft_wrap=True)
+    _print_warnings(results, console)
+
+
+def _print_warnings(results: Results, console: Console) -> None:
     for warning in results.warnings:
         console.print(f"[yellow]unreliable:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def nvfp4_lines(results: Results) -> list[str]:
+    """The machine's limits, and the ratios that have a floor."""
+    peaks = ", ".join(f"{name} {value:.0f}" for name, value in results.facts["peak_gop_s"].items())
+    rates = results.facts["gb_s"]
+    share = rates["dutyfree"] / rates["copy_stream"]
+    lines = [f"Peaks in Gop/s: {peaks}." if peaks else "No peaks: the machine has none of the instructions."]
+    quantize = f"Quantize: {rates['dutyfree']:.1f} GB/s, {share:.0%} of a copy's {rates['copy_stream']:.1f}"
+    lines.append(f"{quantize}, floor {BANDWIDTH_FLOOR:.0%}{_missed(share < BANDWIDTH_FLOOR)}.")
+    for shape, floors in FLOORS.items():
+        times = {name: results.find(shape.case, name) for name in (BF16, FP32, PAIR)}
+        for name, floor in ((BF16, floors.bf16), (FP32, floors.fp32)):
+            other, pair = times[name], times[PAIR]
+            if other is not None and pair is not None:
+                ratio = other.us / pair.us
+                lines.append(
+                    f"{shape.case}: {ratio:.2f} times as fast as {name}, floor {floor}{_missed(ratio < floor)}."
+                )
+    return lines
+
+
+def _missed(missed: bool) -> str:
+    return ": missed" if missed else ""
 
 
 def print_environment(results: Results, console: Console) -> None:
@@ -38,13 +75,13 @@ def print_environment(results: Results, console: Console) -> None:
         console.print(f"[bold]{name:>9}[/bold]  {escape(str(value))}", highlight=False)
 
 
-def calls_table(results: Results, device: str) -> Table:
-    """One line a candidate. The ratio is custom_op's time over this candidate's: how many times faster it is."""
+def calls_table(results: Results, device: str, baseline_name: str = BASELINE) -> Table:
+    """One line a candidate. The ratio is the baseline's time over this candidate's: how many times faster it is."""
     host_only = ", host time only" if device == "cuda" else ""
     table = Table(
         title=(
             f"Microseconds per call, {device} tensors{host_only}.\n"
-            f"Tax: call - the first of its group. Ratio: {BASELINE} / this, how many times faster."
+            f"Tax: call - the first of its group. Ratio: {baseline_name} / this, how many times faster."
         ),
         title_justify="left",
         box=SIMPLE_HEAD,
@@ -55,7 +92,7 @@ def calls_table(results: Results, device: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     rows = [row for row in results.rows if row.device == device]
     for case in dict.fromkeys(row.case for row in rows):
-        baseline = results.find(case, BASELINE, device)
+        baseline = results.find(case, baseline_name, device)
         table.add_row(f"[bold]{escape(TITLES.get(case, case))}[/bold]")
         for row in (row for row in rows if row.case == case):
             table.add_row(

@@ -27,6 +27,8 @@ class Results:
     environment: Environment
     rows: list[Row] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    # What a benchmark found out beyond times, or derived from them.
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def find(self, case: str, candidate: str, device: str = "cpu") -> Row | None:
         for row in self.rows:
@@ -42,6 +44,7 @@ class Results:
             "schema": SCHEMA,
             "environment": self.environment,
             "warnings": self.warnings,
+            **({"facts": self.facts} if self.facts else {}),
             "rows": [
                 {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(row).items()}
                 for row in self.rows
@@ -59,4 +62,6 @@ def load(path: Path) -> Results:
         raise ValueError(
             f"{path}: schema {content.get('schema')!r}, this version reads {SCHEMA}; run the benchmark again"
         )
-    return Results(content["environment"], [Row(**row) for row in content["rows"]], content["warnings"])
+    return Results(
+        content["environment"], [Row(**row) for row in content["rows"]], content["warnings"], content.get("facts", {})
+    )

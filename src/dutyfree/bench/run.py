@@ -29,8 +29,11 @@ class Job:
     blocks: dict[tuple[str, str], Block]
     baseline: tuple[str, str]
     again: tuple[str, str] | None = None
+    # For calls that take long: a round of this job is worth so many of others.
+    rounds_each: int = 1
 
     def measure(self, rounds: int) -> Measurement[tuple[str, str]]:
+        rounds = max(1, rounds // self.rounds_each)
         if self.device.type == "cuda":
             return measure(self.blocks, rounds, max_block_calls=CUDA_BLOCK_CALLS, settle=torch.cuda.synchronize)
         return measure(self.blocks, rounds)
@@ -87,10 +90,48 @@ def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None) -> Resu
     return results
 
 
-def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress) -> Results:
+def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+    """Time the NVFP4 operators on all cores beside PyTorch's products; compiles what it compares with."""
+    from dutyfree.bench import nvfp4, nvfp4_torch  # registers the operators
+
+    def jobs() -> list[Job]:
+        progress("compiling, and quantizing weights")
+        return nvfp4_jobs()
+
+    results = _run(jobs, quick, progress, threads=torch.get_num_threads())
+    results.environment |= nvfp4.describe()
+    results.facts = nvfp4.facts(results)
+    results.warnings += nvfp4_torch.missing()
+    return results
+
+
+def nvfp4_jobs() -> list[Job]:
+    from dutyfree.bench import nvfp4, peaks
+    from dutyfree.bench import nvfp4_shapes as shapes
+
+    cpu = torch.device("cpu")
+    host = nvfp4.host_blocks()
+    jobs = [
+        Job(case, cpu, {key: block for key, block in host.items() if key[0] == case}, (case, "allocates.object"))
+        for case in (shapes.HOST_QUANTIZE, shapes.HOST_GEMM)
+    ]
+    if peak_blocks := peaks.blocks(shapes.PEAKS_CASE):
+        jobs.append(Job(shapes.PEAKS_CASE, cpu, peak_blocks, next(iter(peak_blocks)), rounds_each=4))
+    jobs.append(Job("quantize", cpu, nvfp4.quantize_blocks(), (shapes.QUANTIZE_CASE, "dutyfree"), rounds_each=4))
+    jobs.append(Job("quantize in torch", cpu, nvfp4.torch_blocks(), (shapes.TORCH_CASE, "dutyfree"), rounds_each=40))
+    for shape in shapes.SHAPES:
+        blocks = nvfp4.product_blocks(shape)
+        baseline, again = (shape.case, shapes.BF16), (shape.case, AGAIN)
+        blocks[again] = nvfp4.product_blocks(shape)[baseline]
+        rounds_each = 8 if shape in shapes.FLOORS else 26
+        jobs.append(Job(shape.case, cpu, blocks, baseline, again, rounds_each))
+    return jobs
+
+
+def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress, *, threads: int = 1) -> Results:
     passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         results = Results(environment.describe())
         busy = load_warning()
@@ -106,7 +147,7 @@ def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress) ->
             add_rows(results, job, Measurement.joined(measurements))
         return results
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def case_job(case: Case, device: torch.device) -> Job:
