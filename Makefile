@@ -91,6 +91,7 @@ bench: build
 	dutyfree bench training --json benchmarks/results/training.json
 	dutyfree bench accelerated --json benchmarks/results/accelerated.json
 	dutyfree bench cpp --json benchmarks/results/cpp.json
+	dutyfree bench nvfp4 --json benchmarks/results/nvfp4.json
 	python benchmarks/render.py
 
 # Operators of real packages before and after dutyfree.accelerate, in an environment of their own.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of the README and of docs/ from benchmarks/results/*.json, each between markers with its name."""
+"""Writes the tables of the README and of docs/ from benchmarks/results/*.json, each between markers with its name, and
+the figures in docs/."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from typing import Any
 from dutyfree.bench import training
 from dutyfree.bench.accelerated import AFTER, BEFORE, FUNCTION
 from dutyfree.bench.cpp import CASE, FEWEST, MOST, TENSORS
+from nvfp4_tables import nvfp4_host_table, nvfp4_ltx2_table, nvfp4_quantize_table, nvfp4_table
+from table_parts import header, note, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 ACCELERATE = ROOT / "docs" / "accelerate.md"
 PACKAGES = ROOT / "docs" / "packages.md"
+NVFP4 = ROOT / "docs" / "nvfp4.md"
 
 CALLS = {
     "clone": "1 tensor, `x.clone()`",
@@ -36,32 +40,6 @@ CALLS_COLUMNS = {
     "dutyfree.overload": "`.default`",
 }
 TRAINING_COLUMNS = {candidate: title for candidate, title in CALLS_COLUMNS.items() if candidate != "library"}
-
-Rows = dict[tuple[str, str], dict[str, Any]]
-
-
-def rows_of(results: dict[str, Any]) -> Rows:
-    """The rows for CPU tensors by case and candidate."""
-    return {(row["case"], row["candidate"]): row for row in results["rows"] if row["device"] == "cpu"}
-
-
-def header(columns: list[str]) -> list[str]:
-    return ["| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
-
-
-def note(results: dict[str, Any], *more: str) -> list[str]:
-    """The line that says where the results are from."""
-    environment = results["environment"]
-    sentences = [
-        (
-            f"{environment['cpu']}, Python {environment['python']}, torch {environment['torch']}, "
-            f"{environment['threads']} thread, CPU tensors, {environment['date']}. Minimum over interleaved rounds."
-        ),
-        *more,
-    ]
-    if results["warnings"]:
-        sentences.append(f"The run counted as unreliable ({len(results['warnings'])} warnings in the results file).")
-    return ["", " ".join(sentences)]
 
 
 def calls_table(results: dict[str, Any]) -> str:
@@ -162,7 +140,7 @@ def packages_table(results: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Where a table goes, the results that it is made of, and how."""
+    """Where a table or figure goes, the results that it is made of, and how."""
 
     path: Path
     results: str
@@ -176,7 +154,22 @@ TABLES = {
     "cpp": Table(README, "cpp", cpp_table),
     "aten": Table(ACCELERATE, "accelerated", aten_table),
     "packages": Table(PACKAGES, "packages", packages_table),
+    "nvfp4": Table(NVFP4, "nvfp4", nvfp4_table),
+    "nvfp4_ltx2": Table(NVFP4, "nvfp4", nvfp4_ltx2_table),
+    "nvfp4_quantize": Table(NVFP4, "nvfp4", nvfp4_quantize_table),
+    "nvfp4_host": Table(NVFP4, "nvfp4", nvfp4_host_table),
 }
+
+
+def roofline(results: dict[str, Any]) -> str:
+    # Here, so that what only reads the tables needs no matplotlib.
+    from roofline import roofline as plot
+
+    return plot(results)
+
+
+# Whole files.
+FIGURES = {"nvfp4_roofline": Table(ROOT / "docs" / "nvfp4_roofline.svg", "nvfp4", roofline)}
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -184,8 +177,8 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def load(name: str) -> dict[str, Any]:
-    """The results that a table is made of."""
-    results: dict[str, Any] = json.loads((RESULTS / f"{TABLES[name].results}.json").read_text())
+    """The results that a table or figure is made of."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{(TABLES | FIGURES)[name].results}.json").read_text())
     return results
 
 
@@ -202,6 +195,8 @@ def render(text: str, name: str, results: dict[str, Any]) -> str:
 def main() -> None:
     for name, table in TABLES.items():
         table.path.write_text(render(table.path.read_text(), name, load(name)))
+    for name, figure in FIGURES.items():
+        figure.path.write_text(figure.make(load(name)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import render
 from dutyfree.bench import training
 from dutyfree.bench.accelerated import AFTER, BEFORE, PYTHON_CASES, aten_calls
+from table_parts import rows_of
 
 
 @pytest.mark.parametrize("name", render.TABLES)
@@ -35,6 +36,20 @@ def test_a_changed_number_changes_the_table(name: str) -> None:
     assert render.TABLES[name].make(changed) != render.TABLES[name].make(render.load(name))
 
 
+@pytest.mark.parametrize("name", render.FIGURES)
+def test_figures_show_the_committed_results(name: str) -> None:
+    figure = render.FIGURES[name]
+    assert figure.make(render.load(name)) == figure.path.read_text(), "run `python benchmarks/render.py`"
+
+
+@pytest.mark.parametrize("name", render.FIGURES)
+def test_a_changed_number_changes_the_figure(name: str) -> None:
+    changed = render.load(name)
+    for row in changed["rows"]:
+        row["us"] *= 1.1
+    assert render.FIGURES[name].make(changed) != render.FIGURES[name].make(render.load(name))
+
+
 def test_missing_markers_are_an_error() -> None:
     with pytest.raises(ValueError, match="no <!-- bench:calls -->"):
         render.render("no table here", "calls", render.load("calls"))
@@ -43,31 +58,31 @@ def test_missing_markers_are_an_error() -> None:
 def test_committed_results_are_complete() -> None:
     results = render.load("calls")
     assert results["schema"] == 1
-    pairs = set(render.rows_of(results))
+    pairs = set(rows_of(results))
     assert {(case, candidate) for case in render.CALLS for candidate in ["plain", *render.CALLS_COLUMNS]} <= pairs
 
 
 def test_committed_training_results_are_complete() -> None:
-    pairs = set(render.rows_of(render.load("training")))
+    pairs = set(rows_of(render.load("training")))
     keys = [training.key_of(case, step) for case in training.CASES for step in training.STEPS]
     assert {(key, name) for key in keys for name in training.CANDIDATES} <= pairs
 
 
 def test_committed_accelerated_results_are_complete() -> None:
-    pairs = set(render.rows_of(render.load("accelerated")))
+    pairs = set(rows_of(render.load("accelerated")))
     assert {(case.name, name) for case in PYTHON_CASES for name in ["plain", *render.ACCELERATED_COLUMNS]} <= pairs
     assert {(f"aten::{name}", candidate) for name in aten_calls() for candidate in (BEFORE, AFTER)} <= pairs
     assert len(aten_calls()) == 50
 
 
 def test_no_operator_of_pytorchs_own_became_slower() -> None:
-    rows = render.rows_of(render.load("accelerated"))
+    rows = rows_of(render.load("accelerated"))
     slower = [name for name in aten_calls() if rows[f"aten::{name}", AFTER]["us"] > rows[f"aten::{name}", BEFORE]["us"]]
     assert not slower
 
 
 def test_committed_results_of_packages_are_complete() -> None:
-    rows = render.rows_of(render.load("packages"))
+    rows = rows_of(render.load("packages"))
     cases = {case for case, _ in rows}
     assert {case.partition(" ")[0] for case in cases} == {"transformers", "torchao", "torch's", "diffusers", "vLLM's"}
     assert {(case, name) for case in cases for name in (BEFORE, AFTER)} <= set(rows)

@@ -33,7 +33,12 @@ def describe() -> Environment:
 
 
 def _cpu_name() -> str:
-    return _cpu_info("model name") or platform.processor() or platform.machine()
+    name = _cpu_info("model name")
+    if not name:
+        return platform.processor() or platform.machine()
+    # Hypervisors hide the rest of the name, and generations of one maker differ by factors.
+    family, model = _cpu_info("cpu family"), _cpu_info("model\t")
+    return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def _cpu_info(name: str) -> str:
