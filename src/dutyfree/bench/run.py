@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dutyfree.bench import accelerated, compiled, environment, training
+from dutyfree.bench import accelerated, compiled, environment, nvfp4_shapes, training
 from dutyfree.bench.calls import CASES, Case
 from dutyfree.bench.candidates import build, require_path
 from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
@@ -107,25 +107,32 @@ def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None) -> Re
 
 def nvfp4_jobs() -> list[Job]:
     from dutyfree.bench import nvfp4, peaks
-    from dutyfree.bench import nvfp4_shapes as shapes
 
     cpu = torch.device("cpu")
     host = nvfp4.host_blocks()
     jobs = [
         Job(case, cpu, {key: block for key, block in host.items() if key[0] == case}, (case, "allocates.object"))
-        for case in (shapes.HOST_QUANTIZE, shapes.HOST_GEMM)
+        for case in (nvfp4_shapes.HOST_QUANTIZE, nvfp4_shapes.HOST_GEMM)
     ]
-    if peak_blocks := peaks.blocks(shapes.PEAKS_CASE):
-        jobs.append(Job(shapes.PEAKS_CASE, cpu, peak_blocks, next(iter(peak_blocks)), rounds_each=4))
-    jobs.append(Job("quantize", cpu, nvfp4.quantize_blocks(), (shapes.QUANTIZE_CASE, "dutyfree"), rounds_each=4))
-    jobs.append(Job("quantize in torch", cpu, nvfp4.torch_blocks(), (shapes.TORCH_CASE, "dutyfree"), rounds_each=40))
-    for shape in shapes.SHAPES:
+    if peak_blocks := peaks.blocks(nvfp4_shapes.PEAKS_CASE):
+        jobs.append(Job(nvfp4_shapes.PEAKS_CASE, cpu, peak_blocks, next(iter(peak_blocks)), rounds_each=4))
+    jobs.append(Job("quantize", cpu, nvfp4.quantize_blocks(), (nvfp4_shapes.QUANTIZE_CASE, "dutyfree"), rounds_each=4))
+    jobs.append(
+        Job("quantize in torch", cpu, nvfp4.torch_blocks(), (nvfp4_shapes.TORCH_CASE, "dutyfree"), rounds_each=40)
+    )
+    for shape in nvfp4_shapes.SHAPES:
         blocks = nvfp4.product_blocks(shape)
-        baseline, again = (shape.case, shapes.BF16), (shape.case, AGAIN)
+        baseline, again = (shape.case, nvfp4_shapes.BF16), (shape.case, AGAIN)
         blocks[again] = nvfp4.product_blocks(shape)[baseline]
-        rounds_each = 8 if shape in shapes.FLOORS else 26
-        jobs.append(Job(shape.case, cpu, blocks, baseline, again, rounds_each))
+        jobs.append(Job(shape.case, cpu, blocks, baseline, again, _product_rounds_each(shape)))
     return jobs
+
+
+def _product_rounds_each(shape: nvfp4_shapes.Shape) -> int:
+    """So that all products together take a minute and a half: a round of the largest takes two seconds."""
+    if shape in nvfp4_shapes.FLOORS:
+        return 8
+    return 80 if shape.operations > 2 * 10**10 else 26
 
 
 def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress, *, threads: int = 1) -> Results:
