@@ -150,13 +150,16 @@ void int8_rows(const Gemm& gemm, std::int64_t row, std::int64_t count, std::int6
   }
 }
 
-// Rows whose packed activations should stay in the second-level cache while all panels pass by.
-constexpr std::int64_t kRowsInCache = 64;
+// Bytes of packed activations that should stay in the second-level cache while all panels pass by.
+constexpr std::int64_t kBytesInCache = 400'000;
 
 template <typename Isa>
 void int8_gemm(const Gemm& gemm, std::int64_t first, std::int64_t last, std::byte* /*scratch*/) {
-  for (std::int64_t group = 0; group < gemm.rows; group += kRowsInCache) {
-    const std::int64_t end = std::min(gemm.rows, group + kRowsInCache);
+  const std::int64_t tiles =
+      std::max<std::int64_t>(1, kBytesInCache / (Isa::kRows * int8_activation_bytes(gemm.weight.blocks)));
+  const std::int64_t rows = tiles * Isa::kRows;
+  for (std::int64_t group = 0; group < gemm.rows; group += rows) {
+    const std::int64_t end = std::min(gemm.rows, group + rows);
     for (std::int64_t panel = first; panel < last;) {
       const bool full = last - panel >= Isa::kPanels;
       for (std::int64_t row = group; row < end; row += Isa::kRows) {

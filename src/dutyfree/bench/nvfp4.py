@@ -6,7 +6,6 @@ of operators quantizes its activations in each call, with a global scale that is
 
 import contextlib
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 import dutyfree
-from dutyfree import ops
+from dutyfree import AutoTuner, ops
 from dutyfree.bench import nvfp4_torch, peaks
 from dutyfree.bench.candidates import require_path
 from dutyfree.bench.cpp import SOURCES
@@ -47,15 +46,17 @@ BLOCK = 16
 
 
 def tuned() -> contextlib.AbstractContextManager[Any]:
-    """What has dutyfree's autotuner choose among backends for the calls inside; nothing where there is no tuner."""
-    make: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(dutyfree, "autotune", contextlib.nullcontext)
-    return make()
+    """The autotuner chooses among backends for the calls inside, by measuring them now."""
+    return dutyfree.autotune(repeats=3, warmup=1)
 
 
 def chosen_backend(shape: Shape) -> str:
-    """The backend that ``nvfp4_gemm`` takes for a shape. Without a tuner it is the best for all."""
-    best = ops.nvfp4.available_targets()[-1]
-    return "bf16_mm" if best == "portable" else best
+    """The backend that the tuner measured to be the fastest for a shape's bucket."""
+    bucket = 1 << (shape.m.bit_length() - 1)
+    for choice in AutoTuner.get().choices():
+        if choice.operator == "trtllm::nvfp4_gemm" and choice.dims == (bucket, shape.n, shape.k):
+            return choice.tactic
+    return ops.nvfp4.available_targets()[-1]  # the only candidate, which is not measured
 
 
 @dataclass(frozen=True)
