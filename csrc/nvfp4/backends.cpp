@@ -142,8 +142,12 @@ Backend choose_backend(Backends usable,
                           .size = 3,
                           .dims = {autotune::bucket(rows), columns, inner}};
   int tactic = tuner().find(key);
-  if (tactic >= 0 && (usable >> static_cast<unsigned>(tactic) & 1U) == 0) [[unlikely]] {
-    return fallback();  // a file may name what this device lacks
+  // A file may name what this device lacks, and Python code may give the operator tactics that are no backends.
+  const auto is_usable = [&] {
+    return tactic < static_cast<int>(kCount) && (usable >> static_cast<unsigned>(tactic) & 1U) != 0;
+  };
+  if (tactic >= 0 && !is_usable()) [[unlikely]] {
+    return fallback();
   }
   if (tactic < 0) [[unlikely]] {
     std::vector<int> candidates;
@@ -154,7 +158,7 @@ Backend choose_backend(Backends usable,
     }
     tactic = tuner().decide(key, candidates, static_cast<int>(fallback()), work());
   }
-  return static_cast<Backend>(tactic);
+  return is_usable() ? static_cast<Backend>(tactic) : fallback();
 }
 
 }  // namespace dutyfree::nvfp4

@@ -32,6 +32,17 @@ void check_contiguous(std::string_view name, const char* argument, const at::Ten
                     tensor.sym_strides(), " for shape ", tensor.sym_sizes(), ". Call .contiguous() on it.");
 }
 
+// A tensor whose memory was given back, or cut short, as parts of a model are between their uses.
+template <typename Int>
+void check_memory(std::string_view name, const char* argument, const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<Int, std::int64_t>) {
+    const auto needed = static_cast<std::size_t>((tensor.storage_offset() + tensor.numel()) * tensor.element_size());
+    TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.storage().nbytes() >= needed, name, ": ", argument, " needs ",
+                      needed, " bytes of its storage, which has only ", tensor.storage().nbytes(),
+                      ": it was resized after the tensor was made.");
+  }
+}
+
 void check_device(std::string_view name,
                   const char* argument,
                   const at::Tensor& tensor,
@@ -67,6 +78,7 @@ void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, cons
   TORCH_CHECK_VALUE(size<Int>(input, -1) % kBlock == 0, name,
                     ": input's last dimension must be a multiple of 16, but input has shape ", input.sym_sizes(), ".");
   check_contiguous(name, "input", input);
+  check_memory<Int>(name, "input", input);
   TORCH_CHECK_TYPE(input_scale.scalar_type() == c10::kFloat, name, ": input_scale must be float32, but is ",
                    input_scale.scalar_type(), ".");
   check_device(name, "input_scale", input_scale, input, "input");
@@ -75,12 +87,15 @@ void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, cons
                     ": input_scale must have one element, or one for each of input's ", rows_of<Int>(input),
                     " rows, but has shape ", input_scale.sym_sizes(), ".");
   check_contiguous(name, "input_scale", input_scale);
+  check_memory<Int>(name, "input_scale", input_scale);
 }
 
+template <typename Int>
 void check_bytes(std::string_view name, const char* argument, const at::Tensor& tensor, c10::ScalarType other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == c10::kByte || tensor.scalar_type() == other, name, ": ", argument,
                    " must be uint8 or ", other, ", but is ", tensor.scalar_type(), ".");
   check_contiguous(name, argument, tensor);
+  check_memory<Int>(name, argument, tensor);
 }
 
 template <typename Int>
@@ -90,7 +105,7 @@ void check_scale_factors(std::string_view name,
                          const Int& rows,
                          const Int& columns,
                          bool swizzled) {
-  check_bytes(name, argument, tensor, c10::kFloat8_e4m3fn);
+  check_bytes<Int>(name, argument, tensor, c10::kFloat8_e4m3fn);
   const Int expected = swizzled ? swizzled_size<Int>(rows, columns / kBlock) : rows * (columns / kBlock);
   TORCH_CHECK_VALUE(elements<Int>(tensor) == expected, name, ": ", argument, " must have ", expected, " elements, the ",
                     swizzled ? "swizzled" : "linear", " scale factors of a matrix of ", rows, " × ", columns,
@@ -107,8 +122,8 @@ void check_gemm(const at::Tensor& act_fp4,
                 std::int64_t output_buffer_kind,
                 const std::optional<at::Tensor>& bias) {
   const std::string_view name = kGemmName;
-  check_bytes(name, "act_fp4", act_fp4, c10::ScalarType::Float4_e2m1fn_x2);
-  check_bytes(name, "weight", weight, c10::ScalarType::Float4_e2m1fn_x2);
+  check_bytes<Int>(name, "act_fp4", act_fp4, c10::ScalarType::Float4_e2m1fn_x2);
+  check_bytes<Int>(name, "weight", weight, c10::ScalarType::Float4_e2m1fn_x2);
   TORCH_CHECK_VALUE(act_fp4.dim() == 2, name, ": act_fp4 must have two dimensions, (M, K / 2), but has shape ",
                     act_fp4.sym_sizes(), ".");
   TORCH_CHECK_VALUE(weight.dim() == 2, name, ": weight must have two dimensions, (N, K / 2), but has shape ",
@@ -151,7 +166,7 @@ void check_dequantize(const at::Tensor& values,
                       c10::ScalarType dtype,
                       bool swizzled) {
   const std::string_view name = kDequantizeName;
-  check_bytes(name, "values", values, c10::ScalarType::Float4_e2m1fn_x2);
+  check_bytes<Int>(name, "values", values, c10::ScalarType::Float4_e2m1fn_x2);
   TORCH_CHECK_VALUE(values.dim() >= 1, name, ": values must have a dimension or more.");
   const Int columns = size<Int>(values, -1) * 2;
   TORCH_CHECK_VALUE(columns % kBlock == 0, name, ": values must have a multiple of 8 bytes a row, but has shape ",
@@ -170,6 +185,8 @@ void check_dequantize(const at::Tensor& values,
                    ": dtype must be float32, bfloat16 or float16, but is ", dtype, ".");
 }
 
+template void check_bytes<std::int64_t>(std::string_view, const char*, const at::Tensor&, c10::ScalarType);
+template void check_bytes<c10::SymInt>(std::string_view, const char*, const at::Tensor&, c10::ScalarType);
 template std::int64_t rows_of(const at::Tensor& input);
 template c10::SymInt rows_of(const at::Tensor& input);
 template void check_quantize(const at::Tensor& input,

@@ -22,6 +22,7 @@ template <typename Int>
 void check_quantize(const at::Tensor& input, const at::Tensor& input_scale, const Int& scaling_vector_size);
 
 // Bytes that hold codes or scale factors: uint8, or the dtype that PyTorch has for them.
+template <typename Int>
 void check_bytes(std::string_view name, const char* argument, const at::Tensor& tensor, c10::ScalarType other);
 
 // Scale factors for a matrix of `rows` and `columns` elements, swizzled or linear.

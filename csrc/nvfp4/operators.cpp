@@ -116,11 +116,6 @@ PyObject* cpu_targets(PyObject* /*module*/, PyObject* /*none*/) {
 
 PyObject* cpu_backend_names(PyObject* /*module*/, PyObject* /*none*/) { return list_of(cpu_backends()); }
 
-PyObject* forced_cpu_target(PyObject* /*module*/, PyObject* /*none*/) {
-  const Kernels* forced = forced_target();
-  return PyUnicode_FromString(forced == nullptr ? "" : forced->name);
-}
-
 PyObject* force_cpu_target(PyObject* /*module*/, PyObject* name) {
   return guarded([&]() -> PyObject* {
     const char* text = PyUnicode_AsUTF8(name);
@@ -157,7 +152,6 @@ PyMethodDef functions[] = {
      "Register an operator of trtllm by its name, or \"dutyfree\": those of ours."},
     {"nvfp4_cpu_targets", cpu_targets, METH_NOARGS, "The CPU targets that this machine can run, the best last."},
     {"nvfp4_cpu_backends", cpu_backend_names, METH_NOARGS, "The backends of nvfp4_gemm on this CPU."},
-    {"nvfp4_forced_target", forced_cpu_target, METH_NOARGS, "The forced CPU target, or an empty string."},
     {"nvfp4_force_target", force_cpu_target, METH_O, "Run this CPU target's kernels only; an empty string: the best."},
     {"nvfp4_packed_weights", packed_weights_state, METH_NOARGS, "(entries, bytes, limit, made) of the packed weights."},
     {"nvfp4_forget_packed_weights", forget_weights, METH_NOARGS, "Drop all packed weights."},

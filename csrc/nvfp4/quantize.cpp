@@ -172,27 +172,29 @@ at::Tensor dequantize_fake(const at::Tensor& values,
 
 namespace {
 
+template <typename Int>
 void check_swizzle(const at::Tensor& scale_factors) {
   constexpr std::string_view name = "dutyfree::swizzle_scale_factors";
-  check_bytes(name, "scale_factors", scale_factors, c10::kFloat8_e4m3fn);
+  check_bytes<Int>(name, "scale_factors", scale_factors, c10::kFloat8_e4m3fn);
   TORCH_CHECK_VALUE(scale_factors.dim() == 2, name,
                     ": scale_factors must have two dimensions, (M, K / 16), but has shape ", scale_factors.sym_sizes(),
                     ".");
 }
 
-void check_unswizzle(const at::Tensor& scale_factors, const c10::SymInt& rows, const c10::SymInt& columns) {
+template <typename Int>
+void check_unswizzle(const at::Tensor& scale_factors, const Int& rows, const Int& columns) {
   constexpr std::string_view name = "dutyfree::unswizzle_scale_factors";
   TORCH_CHECK_VALUE(rows >= 0 && columns >= 0, name, ": rows and columns must not be negative, but are ", rows, " and ",
                     columns, ".");
-  check_scale_factors<c10::SymInt>(name, "scale_factors", scale_factors, rows, columns * kBlock, true);
+  check_scale_factors<Int>(name, "scale_factors", scale_factors, rows, Int(columns * kBlock), true);
 }
 
 }  // namespace
 
 at::Tensor swizzle(const at::Tensor& scale_factors) {
-  check_swizzle(scale_factors);
-  const std::int64_t rows = scale_factors.size(0);
+  check_swizzle<std::int64_t>(scale_factors);
   const std::int64_t blocks = scale_factors.size(1);
+  const std::int64_t rows = blocks == 0 ? 0 : scale_factors.size(0);
   at::Tensor result = at::zeros({swizzled_size(rows, blocks)}, scale_factors.options());
   const std::uint8_t* from = bytes_of(scale_factors);
   std::uint8_t* to = mutable_bytes_of(result);
@@ -205,13 +207,13 @@ at::Tensor swizzle(const at::Tensor& scale_factors) {
 }
 
 at::Tensor swizzle_fake(const at::Tensor& scale_factors) {
-  check_swizzle(scale_factors);
+  check_swizzle<c10::SymInt>(scale_factors);
   return at::empty_symint({swizzled_size<c10::SymInt>(scale_factors.sym_size(0), scale_factors.sym_size(1))},
                           scale_factors.options());
 }
 
 at::Tensor unswizzle(const at::Tensor& scale_factors, std::int64_t rows, std::int64_t columns) {
-  check_unswizzle(scale_factors, rows, columns);
+  check_unswizzle<std::int64_t>(scale_factors, rows, columns);
   at::Tensor result = at::empty({rows, columns}, scale_factors.options());
   const std::uint8_t* from = bytes_of(scale_factors);
   std::uint8_t* to = mutable_bytes_of(result);
@@ -225,7 +227,7 @@ at::Tensor unswizzle(const at::Tensor& scale_factors, std::int64_t rows, std::in
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): as above
 at::Tensor unswizzle_fake(const at::Tensor& scale_factors, c10::SymInt rows, c10::SymInt columns) {
-  check_unswizzle(scale_factors, rows, columns);
+  check_unswizzle<c10::SymInt>(scale_factors, rows, columns);
   return at::empty_symint({rows, columns}, scale_factors.options());
 }
 

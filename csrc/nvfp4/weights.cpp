@@ -1,6 +1,7 @@
 #include "nvfp4/weights.h"
 
 #include <ATen/Functions.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,6 +72,10 @@ Entry entry_of(const at::Tensor& weight, const at::Tensor& weight_scale, Form fo
 
 class Cache {
  public:
+  // For a fork.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
   std::shared_ptr<const Packed> find(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
     const std::lock_guard lock(mutex_);
     drop_one_expired();
@@ -205,7 +210,13 @@ class Cache {
 
 Cache& cache() {
   // Never destroyed: a thread may call an operator while the process ends.
-  static Cache& cache = *new Cache;
+  static Cache& cache = []() -> Cache& {
+    Cache& made = *new Cache;
+    // A child must not find the lock held by a thread that it does not have.
+    static Cache* forked = &made;
+    pthread_atfork([] { forked->lock(); }, [] { forked->unlock(); }, [] { forked->unlock(); });
+    return made;
+  }();
   return cache;
 }
 

@@ -5,6 +5,7 @@ each 16 elements of a row and one float32 global scale g. An element's value is 
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,11 @@ from dutyfree.cpp import CppOp, operator_named
 
 _TRTLLM = ("trtllm::tunable_fp4_quantize", "trtllm::nvfp4_gemm")
 _WHOSE = "DUTYFREE_TRTLLM_OPS"
+
+
+# What force_target was asked for and has not ended, the last counts; they need not end in the order that they began in.
+_forced: list[list[str]] = []
+_forcing = threading.Lock()
 
 
 def _define() -> None:
@@ -114,12 +120,16 @@ def force_target(name: str | None) -> Iterator[None]:
     Raises:
         ValueError: This machine can't run it.
     """
-    before = _core.nvfp4_forced_target()
-    _core.nvfp4_force_target(name or "")
+    entered = [name or ""]  # an object of its own, whatever others force
+    with _forcing:
+        _core.nvfp4_force_target(entered[0])
+        _forced.append(entered)
     try:
         yield
     finally:
-        _core.nvfp4_force_target(before)
+        with _forcing:
+            _forced[:] = [other for other in _forced if other is not entered]
+            _core.nvfp4_force_target(_forced[-1][0] if _forced else "")
 
 
 def packed_weights() -> dict[str, int]:
@@ -141,5 +151,10 @@ def limit_packed_weights(limit: int) -> None:
     """How many bytes they may take together; at first a quarter of the machine's memory.
 
     The longest unused go first.
+
+    Raises:
+        ValueError: The limit is negative.
     """
+    if limit < 0:
+        raise ValueError(f"limit_packed_weights({limit}): a number of bytes, from 0, is expected.")
     _core.nvfp4_limit_packed_weights(limit)
