@@ -8,8 +8,8 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ from dutyfree import _core, _machine
 FORMAT = "dutyfree tuning"
 SCHEMA = 1
 _MOST_DIMS = 64
+# Above all ranks that a file may have.
+_RANKS = 10**9
 # What is kept of why a tactic was left out.
 _LONGEST_REASON = 500
 
@@ -88,22 +90,44 @@ def default_path() -> Path:
 
 
 def load_default() -> None:
-    """What the core calls when a process first lacks a tactic. DUTYFREE_TUNING_CACHE="" turns it off."""
-    if os.environ.get("DUTYFREE_TUNING_CACHE") != "":
-        with contextlib.suppress(RuntimeError):  # there may be no folder for the user
-            load(default_path())
+    """What the core calls when a process first lacks a tactic. DUTYFREE_TUNING_CACHE="" turns it off.
+
+    Raises nothing but what a warning became: the call that lacks a tactic has one to fall back to.
+    """
+    if os.environ.get("DUTYFREE_TUNING_CACHE") == "":
+        return
+    try:
+        path = default_path()
+    except RuntimeError:  # there may be no folder for the user
+        return
+    try:
+        load(path)
+    except Warning:
+        raise
+    except Exception as error:
+        _warned(f"The tuning cache {path} is not used: {type(error).__name__}: {error}.")
 
 
 def this_rank() -> int:
-    """torch.distributed's rank once it is initialised, else RANK's, else 0."""
+    """torch.distributed's rank once it is initialised, else RANK's; 0 where that is no rank."""
     if torch_distributed_ready():
         import torch.distributed
 
-        return torch.distributed.get_rank()
+        return max(torch.distributed.get_rank(), 0)
     try:
-        return int(os.environ.get("RANK", "0"))
+        rank = int(os.environ.get("RANK", "0"))
     except ValueError:
         return 0
+    return rank if 0 <= rank < _RANKS else 0
+
+
+def check_rank(rank: int | None) -> int:
+    """The rank, or this process's. ValueError where it is none."""
+    if rank is None:
+        return this_rank()
+    if not 0 <= rank < _RANKS:
+        raise ValueError(f"rank={rank}: a rank is a number from 0, below {_RANKS}.")
+    return rank
 
 
 def torch_distributed_ready() -> bool:
@@ -117,6 +141,7 @@ def load(path: Path, rank: int | None = None) -> str | None:
 
     Returns why nothing was taken, None where it was. A refusal and a damaged file also warn; a missing file does not.
     """
+    name = check_rank(rank)
     try:
         sections = _read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +152,7 @@ def load(path: Path, rank: int | None = None) -> str | None:
         return _warned(_set_aside(path, error))
     except ForeignError as error:
         return _warned(_refusal(path, str(error)))
-    section = sections.get(this_rank() if rank is None else rank, sections.get(0))
+    section = sections.get(name, sections.get(0))
     if section is None:
         return f"{path} has no section for this rank"
     difference = _machine.difference(section.machine, _machine.describe())
@@ -140,8 +165,8 @@ def load(path: Path, rank: int | None = None) -> str | None:
 
 def save(path: Path, choices: list[Choice], rank: int | None = None) -> None:
     """Adds the choices to the section of ``rank``; those of the same operator, configuration and sizes are replaced."""
+    name = check_rank(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = this_rank() if rank is None else rank
     machine = _machine.describe()
     with _locked(path):
         sections: dict[int, Section] = {}
@@ -160,6 +185,7 @@ def save(path: Path, choices: list[Choice], rank: int | None = None) -> None:
             if difference is None:
                 # What was only loaded does not know what was left out.
                 merged |= {each.key: each for each in known.choices if merged.get(each.key, each) == each}
+                machine = _machine.union(known.machine, machine)
             else:
                 _keep_copy(path, difference)
         sections[name] = Section(machine, list(merged.values()))
@@ -179,7 +205,8 @@ def _read(path: Path) -> dict[int, Section]:
         raise ForeignError(f"its schema is {document.get('schema')!r}, and {SCHEMA} here")
     ranks = document.get("ranks")
     _expect(isinstance(ranks, dict), "it has no ranks")
-    return {_rank_of(name): _section_of(section) for name, section in ranks.items()}
+    # Earlier versions wrote a section for RANK=-1, which is no one's.
+    return {_rank_of(name): _section_of(section) for name, section in ranks.items() if not name.startswith("-")}
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -256,26 +283,17 @@ def _write(path: Path, sections: dict[int, Section]) -> None:
         "ranks": {str(rank): _section_json(section) for rank, section in sorted(sections.items())},
     }
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    # Beside it, so that the rename stays within one file system.
-    number, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".new", dir=path.parent)
-    made = Path(name)
+    # Beside it, so that the rename stays within one file system. Not tempfile's, which no one else may read.
+    made = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
-        with os.fdopen(number, "w") as file:
+        with made.open("x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # As open() would have made it; mkstemp keeps others out.
-        made.chmod(0o666 & ~_umask())
         made.replace(path)
     except BaseException:
         made.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _section_json(section: Section) -> dict[str, Any]:
