@@ -2,13 +2,16 @@
 
 import gc
 import operator as operators
+import os
 import re
+import signal
 import sys
 import threading
 import time
 import tracemalloc
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dutyfree import AutoTuner, _core, autotune
 from dutyfree.bench.measure import Call, timed_block
+from isolated import run_isolated
 from test_cost import ratios_until
 from tuned_runners import Runner, choices_of, operator
 
@@ -220,6 +224,27 @@ def test_contexts_nest_and_restore_what_was_set() -> None:
     assert not _core.is_tuning()
 
 
+@pytest.mark.parametrize("ended_first", ["the first", "the second"])
+def test_contexts_that_do_not_nest_last_from_the_first_to_the_last(ended_first: str) -> None:
+    runner = Runner("runner", only=FAST)
+    chooser = operator(runner)
+    first, second = autotune(repeats=4, warmup=0), autotune(repeats=2, warmup=0)
+    threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+    for context, thread in zip((first, second), threads, strict=True):
+        thread.submit(context.__enter__).result()
+    chooser.choose(torch.ones(1))
+    assert runner.runs == {"only": 2}, "as the one entered last says"
+    ended = 0 if ended_first == "the first" else 1
+    threads[ended].submit((first, second)[ended].__exit__, None, None, None).result()
+    assert _core.is_tuning()
+    chooser.choose(torch.ones(2))
+    assert runner.runs == {"only": 2 + (2 if ended == 0 else 4)}
+    threads[1 - ended].submit((first, second)[1 - ended].__exit__, None, None, None).result()
+    assert not _core.is_tuning()
+    for each in threads:
+        each.shutdown()
+
+
 def test_fake_and_meta_tensors_are_never_measured_and_leave_nothing_behind() -> None:
     runner = Runner("runner", first=SLOW, second=FAST)
     chooser = operator(runner)
@@ -253,6 +278,28 @@ def test_a_runner_without_a_name_is_called_by_its_class() -> None:
     with autotune(repeats=2, warmup=0):
         assert chooser.choose(torch.ones(3)) == (runner, (64, "k"))
     assert choices_of(chooser) == {(3,): "Plain (64, k)"}
+
+
+@pytest.mark.parametrize("pair", [(1, "1"), (None, "None"), ("a", "a"), ((1, 2), ("1", 2)), (("a, b",), ("a", "b"))])
+def test_tactics_that_a_file_would_name_alike_are_refused(pair: tuple[Any, Any]) -> None:
+    class Alike(Runner):
+        def tactics(self, *tensors: Tensor | None) -> list[Any]:
+            return list(pair)
+
+    with pytest.raises(ValueError, match="each needs a name of its own"):
+        operator(Alike("alike")).choose(torch.ones(3))
+
+
+def test_tactics_of_different_calls_that_a_file_would_name_alike_are_refused() -> None:
+    class Alike(Runner):
+        def tactics(self, *tensors: Tensor | None) -> list[Any]:
+            assert tensors[0] is not None
+            return [1 if len(tensors[0]) == 1 else "1", float("nan")]
+
+    chooser = operator(Alike("alike"))
+    fallback_of(chooser, torch.ones(1))
+    with pytest.raises(ValueError, match="two tactics 'alike 1', 1 and '1'"):
+        chooser.choose(torch.ones(2))
 
 
 def test_what_cannot_name_a_tactic_in_a_file_is_refused() -> None:
@@ -333,6 +380,56 @@ def test_threads_that_tune_the_same_sizes_measure_them_once() -> None:
     assert runner.runs == {"a": 2, "b": 2}
 
 
+def fork_during_a_measurement() -> None:
+    started = threading.Event()
+
+    class Endless(Runner):
+        def __call__(self, *tensors: Tensor | None, tactic: Any) -> None:
+            started.set()
+            time.sleep(0.01)
+
+    slow, runner = operator(Endless("endless", only=FAST)), Runner("runner", a=SLOW, b=FAST)
+    chooser = operator(runner)
+    with autotune(repeats=300, warmup=0):
+        thread = threading.Thread(target=slow.choose, args=(torch.ones(3),))
+        thread.start()
+        started.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 warns where other threads run
+            child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(20)
+                assert not _core.is_tuning()
+                assert fallback_of(chooser, torch.ones(3)) == (runner, "a")
+                with autotune(repeats=2, warmup=0):
+                    assert chooser.choose(torch.ones(3)) == (runner, "b")
+                assert not _core.is_tuning()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert _core.is_tuning()
+        thread.join()
+
+
+def test_a_child_forked_during_a_measurement_tunes_only_what_it_is_told_to() -> None:
+    run_isolated(fork_during_a_measurement)
+
+
+def sweep_in_four_threads() -> None:
+    torch.set_num_threads(4)
+    chooser = operator(Runner("runner", only=FAST))
+    before = len(list(Path("/proc/self/task").iterdir()))
+    with autotune(repeats=1, warmup=0, cold=True):
+        chooser.choose(torch.ones(3))
+    assert len(list(Path("/proc/self/task").iterdir())) == before + 3
+
+
+def test_the_caches_of_all_of_torchs_threads_are_emptied() -> None:
+    run_isolated(sweep_in_four_threads)
+
+
 def test_a_hit_leaves_memory_and_reference_counts_where_they_were() -> None:
     chooser = operator(Runner("runner", only=FAST), dynamic=[(0, 0)])
     x, w = torch.ones(4, 4), torch.ones(4, 4)
@@ -400,12 +497,12 @@ def test_what_listens_to_progress_may_end_tuning() -> None:
         raise KeyboardInterrupt
 
     chooser = operator(Runner("runner", only=FAST))
-    before = _core.set_tuning(True, 0, 1, False, stop)
+    context = _core.begin_tuning(0, 1, False, stop)
     try:
         with pytest.raises(KeyboardInterrupt):
             chooser.choose(torch.ones(3))
     finally:
-        _core.set_tuning(*before)
+        _core.end_tuning(context)
     assert choices_of(chooser) == {}
 
 

@@ -1,5 +1,6 @@
 """The file of tuned choices: what is refused, what is set aside, and that nothing is lost."""
 
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from dutyfree import AutoTuner, _core, _machine, _tuning_cache, autotune
+from dutyfree import AutoTuner, _build_info, _core, _machine, _tuning_cache, autotune
 from dutyfree._tuning_cache import Choice
 from tuned_runners import Runner, choices_of, operator, unique_operator
 
@@ -135,15 +136,77 @@ def test_each_rank_has_a_section_and_an_absent_one_uses_the_firsts(path: Path, m
     assert choices_of(chooser) == {(3,): "runner a"}
 
 
+@pytest.mark.parametrize("rank", [-1, 10**9])
+def test_a_rank_that_is_none_is_refused_before_anything_is_done(path: Path, rank: int) -> None:
+    for use in (AutoTuner.get().save, AutoTuner.get().load, lambda path, rank: autotune(path, rank=rank).__enter__()):
+        with pytest.raises(ValueError, match=f"rank={rank}: a rank is"):
+            use(path, rank=rank)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_section_of_a_negative_rank_damages_no_other(path: Path) -> None:
+    chooser = tuned()
+    AutoTuner.get().save(path)
+    edited(path, lambda document: document["ranks"].update({"-1": document["ranks"]["0"]}))
+    AutoTuner.get().clear()
+    assert AutoTuner.get().load(path) is None
+    assert choices_of(chooser) == {(3,): "runner b"}
+
+
 OTHER_MACHINES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "version": (lambda machine: machine.update(dutyfree="0.0.1"), "dutyfree was 0.0.1 and is "),
     "torch": (lambda machine: machine.update(torch="1.0"), "torch was 1.0 and is "),
     "processor": (lambda machine: machine.update(cpu="abacus"), "cpu was abacus and is "),
     "features": (lambda machine: machine.update(features=["avx2"]), "features was avx2 and is "),
     "threads": (lambda machine: machine.update(threads=-1), "threads was -1 and is "),
-    "device": (lambda machine: machine.update(device={"name": "B200"}), "device was "),
     "nothing": (lambda machine: machine.clear(), "dutyfree was None and is "),
 }
+
+
+def test_devices_differ_only_where_both_processes_use_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not begun to use CUDA can't say what it will use."""
+    none, h200, b200 = None, {"name": "H200", "capability": "9.0"}, {"name": "B200", "capability": "10.0"}
+    tuned()
+    for saved, loaded, accepted in (
+        (h200, h200, True),
+        (h200, none, True),
+        (none, h200, True),
+        (h200, b200, False),
+    ):
+        path.unlink(missing_ok=True)
+        monkeypatch.setattr(_machine, "_device", lambda device=saved: device)
+        AutoTuner.get().save(path)
+        monkeypatch.setattr(_machine, "_device", lambda device=loaded: device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            refused = AutoTuner.get().load(path)
+        assert (refused is None) == accepted
+        assert refused is None or "device was " in refused
+        if accepted:
+            AutoTuner.get().save(path)
+            assert json.loads(path.read_text())["ranks"]["0"]["machine"]["device"] == (loaded or saved), "not forgotten"
+
+
+def test_describing_the_machine_does_not_begin_to_use_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(*_: Any) -> None:
+        raise AssertionError("this would make a CUDA context")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", begun)
+    monkeypatch.setattr(torch.cuda, "get_device_name", begun)
+    assert _machine.describe()["device"] is None
+
+
+def test_the_version_is_the_extensions_and_needs_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = importlib.metadata.version("dutyfree")
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert _machine.describe()["dutyfree"] == installed
+    monkeypatch.delattr(_build_info, "DUTYFREE_VERSION")
+    assert _machine.describe()["dutyfree"] == "unknown"
 
 
 @pytest.mark.parametrize("other", OTHER_MACHINES)
@@ -327,6 +390,16 @@ def test_others_may_read_the_file_as_the_umask_says(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_saving_leaves_the_umask_of_other_threads_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned()
+
+    def touched(mask: int) -> int:
+        raise AssertionError("the umask is the whole process's")
+
+    monkeypatch.setattr(os, "umask", touched)
+    AutoTuner.get().save(path)
+
+
 def test_this_machine_is_described_alike_every_time() -> None:
     assert _machine.difference(json.loads(json.dumps(_machine.describe())), _machine.describe()) is None
 
@@ -425,6 +498,99 @@ def test_a_process_reads_the_default_cache_when_it_first_lacks_a_tactic(tmp_path
     assert ("has no tuned tactic" in finished.stderr) == (setting == "off")
 
 
+READ_BY_ONE_OF_TWO_THREADS = """
+import threading, time, warnings
+import torch
+from dutyfree import _core, _tuning_cache
+from tuned_runners import Runner, operator
+
+warnings.simplefilter("error")
+reading = threading.Event()
+reads = []
+
+def read():
+    reads.append(1)
+    reading.set()
+    time.sleep(0.5)
+    chooser.choose(torch.ones(5))  # within it, no one waits for it
+    _core.restore_choice("my::op", "cpu float32 [=]", (3,), "runner b", 1.0)
+
+def choose():
+    got.append(chooser.choose(torch.ones(3))[1])
+
+got = []
+_tuning_cache.load_default = read
+chooser = operator(Runner("runner", a=0.0, b=0.0), name="my::op")
+_core.restore_choice("my::op", "cpu float32 [=]", (5,), "runner b", 1.0)
+threads = [threading.Thread(target=choose) for _ in range(2)]
+threads[0].start()
+reading.wait()
+threads[1].start()
+for thread in threads:
+    thread.join()
+print(len(reads), got)
+"""
+
+
+def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_thread_that_misses_while_another_reads_the_default_cache_waits_for_it() -> None:
+    finished = in_a_process(READ_BY_ONE_OF_TWO_THREADS)
+    assert (finished.stdout, finished.stderr) == ("1 ['b', 'b']\n", "")
+
+
+MISSED_WITHIN_THE_READING = """
+import torch
+from dutyfree import _tuning_cache
+from tuned_runners import Runner, operator
+
+chooser = operator(Runner("runner", a=0.0, b=0.0), name="my::op")
+_tuning_cache.load_default = lambda: print("within", chooser.choose(torch.ones(3))[1])
+print(chooser.choose(torch.ones(3))[1])
+"""
+
+
+def test_a_miss_within_the_reading_of_the_default_cache_does_not_wait_for_itself() -> None:
+    assert in_a_process(MISSED_WITHIN_THE_READING).stdout == "within a\na\n"
+
+
+READING_FAILS = """
+import sys
+import torch
+from dutyfree import _machine, _tuning_cache
+from tuned_runners import Runner, operator
+
+def fail(*_):
+    raise LookupError("no processor")
+
+{fault}
+print(operator(Runner("runner", a=0.0, b=0.0), name="my::op").choose(torch.ones(3))[1])
+"""
+
+
+@pytest.mark.parametrize("fault", ["_tuning_cache.load = fail", "_tuning_cache.load_default = fail"])
+def test_a_default_cache_that_cannot_be_used_is_a_warning(fault: str) -> None:
+    finished = in_a_process(READING_FAILS.format(fault=fault))
+    assert finished.stdout == "a\n"
+    assert "RuntimeWarning" in finished.stderr
+    assert "no processor" in finished.stderr
+
+
+def test_a_choice_that_is_loaded_before_its_operator_is_made_is_listed_until_then() -> None:
+    name = unique_operator()
+    _core.restore_choice(name, "cpu float32 [=]", (3,), "runner b", 1.0)
+    assert [(miss.operator, miss.fallback, miss.unknown) for miss in AutoTuner.get().misses()] == [
+        (name, None, "runner b")
+    ]
+    runner = Runner("runner", a=FAST, b=FAST)
+    assert operator(runner, name=name).choose(torch.ones(3)) == (runner, "b")
+    assert AutoTuner.get().misses() == []
+
+
 def test_the_rank_is_torch_distributeds_once_it_is_initialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
     assert _tuning_cache.this_rank() == 7
@@ -433,5 +599,6 @@ def test_the_rank_is_torch_distributeds_once_it_is_initialised(tmp_path: Path, m
         assert _tuning_cache.this_rank() == 0
     finally:
         torch.distributed.destroy_process_group()
-    monkeypatch.setenv("RANK", "none")
-    assert _tuning_cache.this_rank() == 0
+    for none in ("none", "-1", "9" * 20):
+        monkeypatch.setenv("RANK", none)
+        assert _tuning_cache.this_rank() == 0

@@ -1,9 +1,10 @@
 #include "autotune/device_work.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <memory>
+
+#include "torch_compat/cuda_stream.h"
 
 namespace dutyfree::autotune {
 namespace {
@@ -18,8 +19,9 @@ Work work_on(c10::Device device, std::function<void(int tactic)> run) {
   if (device.is_cpu()) {
     return work;
   }
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  work.synchronise = [guard, device] { guard.synchronizeStream(guard.getStream(device)); };
+  const torch_compat::CurrentStream stream(device);
+  work.synchronise = [stream] { stream.synchronise(); };
+  work.is_captured = [stream] { return stream.is_captured(); };
   // Made when the first cold run asks for it.
   const auto memory = std::make_shared<at::Tensor>();
   work.evict = [memory, device] {

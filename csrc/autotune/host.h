@@ -33,8 +33,9 @@ void let_signals_through();
 // A RuntimeWarning at the Python code that called. Throws python_error where warnings are errors.
 void warn(const std::string& text);
 
-// The cache file that a process uses without being told, read when the first tactic is missing. Later calls do nothing,
-// and neither do any after `skip_default_cache`.
+// The cache file that a process uses without being told, read when the first tactic is missing: by one thread, for
+// which the others wait without the GIL. Later calls do nothing, and neither do any after `skip_default_cache`. Throws
+// what ended it (a ctrl-C) or what a warning became.
 void load_default_cache();
 void skip_default_cache() noexcept;
 
@@ -52,5 +53,9 @@ class MeasuringTurn {
  private:
   std::unique_lock<std::recursive_timed_mutex> lock_;
 };
+
+// Makes a forked child forget what its parent's threads were doing: whose turn it is, who reads the cache, and tuning,
+// which is the parent's matter. Called once, when the module is made.
+void watch_forks();
 
 }  // namespace dutyfree::autotune::host

@@ -1,6 +1,5 @@
 #include "autotune/measure.h"
 
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,9 +7,11 @@
 #include <cstdint>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <mutex>
 
 #include "autotune/host.h"
+#include "torch_compat/parallel.h"
 
 namespace dutyfree::autotune {
 namespace {
@@ -20,8 +21,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kCacheLine = 64;
 constexpr std::int64_t kMebibyte = 1'048'576;
 
-std::mutex settings_mutex;
-Settings current_settings;
+// The contexts that have not ended, in the order of their beginnings.
+struct Contexts {
+  std::mutex mutex;
+  std::map<std::uint64_t, Settings> active;
+  std::uint64_t last = 0;
+};
+
+// Never destroyed; replaced in a child, where a thread that no longer exists may have the mutex.
+Contexts* contexts = new Contexts();
 
 // Of the last level. What the system's files say, since sysconf adds up the caches of the whole machine on some.
 std::int64_t cache_size() {
@@ -45,12 +53,12 @@ class CacheSweep {
     if (memory_.empty()) {
       memory_.resize(static_cast<std::size_t>(2 * cache_size() / kCacheLine));
     }
-    at::parallel_for(0, static_cast<std::int64_t>(memory_.size()), kMebibyte / kCacheLine,
-                     [this](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t line = begin; line < end; ++line) {
-                         ++memory_[static_cast<std::size_t>(line)].first;
-                       }
-                     });
+    torch_compat::parallel(static_cast<std::int64_t>(memory_.size()), kMebibyte / kCacheLine,
+                           [this](std::int64_t first, std::int64_t last) {
+                             for (std::int64_t line = first; line < last; ++line) {
+                               ++memory_[static_cast<std::size_t>(line)].first;
+                             }
+                           });
   }
 
  private:
@@ -114,14 +122,30 @@ class Stopwatch {
 }  // namespace
 
 Settings settings() {
-  const std::lock_guard lock(settings_mutex);
-  return current_settings;
+  const std::lock_guard lock(contexts->mutex);
+  return contexts->active.empty() ? Settings{} : contexts->active.rbegin()->second;
 }
 
-void set_tuning(bool enabled, Settings settings) {
-  const std::lock_guard lock(settings_mutex);
-  current_settings = settings;
-  detail::tuning_flag.store(enabled, std::memory_order_relaxed);
+std::uint64_t begin_tuning(Settings settings) {
+  const std::lock_guard lock(contexts->mutex);
+  const std::uint64_t context = ++contexts->last;
+  contexts->active.emplace(context, settings);
+  detail::tuning_flag.store(true, std::memory_order_relaxed);
+  return context;
+}
+
+void end_tuning(std::uint64_t context) noexcept {
+  const std::lock_guard lock(contexts->mutex);
+  contexts->active.erase(context);
+  detail::tuning_flag.store(!contexts->active.empty(), std::memory_order_relaxed);
+}
+
+void end_tuning_after_fork() {
+  // The parent's contexts, which may end here too, are not to be taken for those that begin here.
+  auto* ours = new Contexts();
+  ours->last = contexts->last;
+  contexts = ours;
+  detail::tuning_flag.store(false, std::memory_order_relaxed);
 }
 
 const Measured* Measurement::best() const {

@@ -16,6 +16,8 @@ struct Work {
   std::function<void(int tactic)> run;
   // Waits for the device; nothing for work that is done when `run` returns.
   std::function<void()> synchronise = nullptr;
+  // Whether nothing can be measured now, since the device only records its work (a CUDA graph); by default it can.
+  std::function<bool()> is_captured = nullptr;
   // Empties the caches that matter; by default those of the CPU, up to the last level.
   std::function<void()> evict = nullptr;
 };

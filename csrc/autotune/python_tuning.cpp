@@ -31,41 +31,56 @@ PyRef dict_of(const std::vector<std::pair<std::string, std::string>>& pairs) {
 
 // A list of what `row` makes of each of `list`, for every operator.
 template <typename Rows, typename Row>
-PyObject* collect(Rows rows, Row row) {
+PyRef collect(Rows rows, Row row) {
   PyRef list = PyRef::steal(PyList_New(0));
   for (const TunedOperator* op : tuned_operators()) {
     for (const auto& each : rows(*op)) {
       const PyRef made = row(*op, each);
       if (!list || !made || PyList_Append(list.get(), made.get()) != 0) {
-        return nullptr;
+        return {};
       }
     }
   }
-  return list.release();
+  return list;
 }
 
-// set_tuning(enabled, warmup, repeats, cold, progress) -> what was set before, in the same form
-PyObject* python_set_tuning(PyObject*, PyObject* args) {
-  int enabled = 0, cold = 0;
+// (operator, configuration, dims, fallback or None, a file's unknown tactic or None)
+PyRef row_of(const std::string& name, const Miss& miss) {
+  const PyRef dims = python_dims(miss.dims);
+  const PyRef fallback = text_or_none(miss.fallback);
+  const PyRef unknown = text_or_none(miss.unknown);
+  return PyRef::steal(!dims || !fallback || !unknown ? nullptr
+                                                     : Py_BuildValue("ssOOO", name.c_str(), miss.configuration.c_str(),
+                                                                     dims.get(), fallback.get(), unknown.get()));
+}
+
+// begin_tuning(warmup, repeats, cold, progress) -> the context's number
+PyObject* python_begin_tuning(PyObject*, PyObject* args) {
+  int cold = 0;
   Settings wanted;
   PyObject* progress = nullptr;
-  if (!PyArg_ParseTuple(args, "piipO", &enabled, &wanted.warmup, &wanted.repeats, &cold, &progress)) {
+  if (!PyArg_ParseTuple(args, "iipO", &wanted.warmup, &wanted.repeats, &cold, &progress)) {
     return nullptr;
   }
   wanted.cold = cold != 0;
-  const Settings before = settings();
-  const bool enabled_before = tuning();
-  set_tuning(enabled != 0, wanted);
-  if (enabled != 0) {
-    // Whoever tunes says which file counts.
-    host::skip_default_cache();
+  HANDLE_TH_ERRORS
+  // Whoever tunes says which file counts.
+  host::skip_default_cache();
+  const std::uint64_t context = begin_tuning(wanted);
+  add_progress(context, progress == Py_None ? nullptr : progress);
+  return PyLong_FromUnsignedLongLong(context);
+  END_HANDLE_TH_ERRORS
+}
+
+// end_tuning(number) -> its progress or None
+PyObject* python_end_tuning(PyObject*, PyObject* number) {
+  const std::uint64_t context = PyLong_AsUnsignedLongLong(number);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
   }
-  PyRef listener = set_progress(progress == Py_None ? nullptr : progress);
-  if (!listener) {
-    listener = PyRef::borrow(Py_None);
-  }
-  return Py_BuildValue("NiiNO", PyBool_FromLong(enabled_before ? 1 : 0), before.warmup, before.repeats,
-                       PyBool_FromLong(before.cold ? 1 : 0), listener.get());
+  end_tuning(context);
+  PyRef progress = remove_progress(context);
+  return progress ? progress.release() : PyRef::borrow(Py_None).release();
 }
 
 PyObject* python_is_tuning(PyObject*, PyObject*) { return PyBool_FromLong(tuning() ? 1 : 0); }
@@ -84,23 +99,24 @@ PyObject* python_choices(PyObject*, PyObject*) {
                                            : Py_BuildValue("ssOsdO", op.name().c_str(), choice.configuration.c_str(),
                                                            dims.get(), choice.tactic.c_str(), choice.microseconds,
                                                            left_out.get()));
-                 });
+                 })
+      .release();
   END_HANDLE_TH_ERRORS
 }
 
-// tuning_misses() -> [(operator, configuration, dims, fallback or None, a file's unknown tactic or None)]
+// tuning_misses() -> [row_of(...)]
 PyObject* python_misses(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  return collect([](const TunedOperator& op) { return op.misses(); },
-                 [](const TunedOperator& op, const Miss& miss) {
-                   const PyRef dims = python_dims(miss.dims);
-                   const PyRef fallback = text_or_none(miss.fallback);
-                   const PyRef unknown = text_or_none(miss.unknown);
-                   return PyRef::steal(!dims || !fallback || !unknown
-                                           ? nullptr
-                                           : Py_BuildValue("ssOOO", op.name().c_str(), miss.configuration.c_str(),
-                                                           dims.get(), fallback.get(), unknown.get()));
-                 });
+  PyRef list = collect([](const TunedOperator& op) { return op.misses(); },
+                       [](const TunedOperator& op, const Miss& miss) { return row_of(op.name(), miss); });
+  // An operator that was not made yet lacks every tactic.
+  for (const auto& [name, choice] : kept_choices()) {
+    const PyRef row = !list ? PyRef() : row_of(name, {choice.configuration, choice.dims, "", choice.tactic});
+    if (!row || PyList_Append(list.get(), row.get()) != 0) {
+      return nullptr;
+    }
+  }
+  return list.release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -120,15 +136,13 @@ PyObject* python_restore(PyObject*, PyObject* args) {
       return nullptr;
     }
   }
-  tuned_operator(name).restore(configuration, dims, tactic, microseconds);
+  restore_choice(name, configuration, dims, tactic, microseconds);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* python_forget(PyObject*, PyObject*) {
-  for (TunedOperator* op : tuned_operators()) {
-    op->forget();
-  }
+  forget_choices();
   Py_RETURN_NONE;
 }
 
@@ -138,7 +152,8 @@ PyObject* python_skip_default_cache(PyObject*, PyObject*) {
 }
 
 PyMethodDef tuning_functions[] = {
-    {"set_tuning", python_set_tuning, METH_VARARGS, "Start or end measuring; returns what was set before."},
+    {"begin_tuning", python_begin_tuning, METH_VARARGS, "Begin a context in which calls measure; returns its number."},
+    {"end_tuning", python_end_tuning, METH_O, "End the context of a number; returns its progress."},
     {"is_tuning", python_is_tuning, METH_NOARGS, "Whether calls without a choice measure now."},
     {"measured_choices", python_measured_choices, METH_NOARGS, "Choices measured since the process began."},
     {"tuning_choices", python_choices, METH_NOARGS, "Every operator's choices."},
@@ -150,6 +165,9 @@ PyMethodDef tuning_functions[] = {
 
 }  // namespace
 
-bool add_tuning_functions(PyObject* module) { return PyModule_AddFunctions(module, tuning_functions) == 0; }
+bool add_tuning_functions(PyObject* module) {
+  host::watch_forks();
+  return PyModule_AddFunctions(module, tuning_functions) == 0;
+}
 
 }  // namespace dutyfree::autotune

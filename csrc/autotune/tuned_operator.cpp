@@ -1,5 +1,6 @@
 #include "autotune/tuned_operator.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -11,23 +12,34 @@
 namespace dutyfree::autotune {
 namespace {
 
-using OperatorMap = std::map<std::string, TunedOperator*, std::less<>>;
+// A choice that was restored before its operator was made.
+struct Kept {
+  std::string tactic;
+  double microseconds;
+};
 
-std::mutex& registry_mutex() {
-  static auto* mutex = new std::mutex();
-  return *mutex;
-}
+struct Registry {
+  // Taken before an operator's own. Recursive, since an operator's constructor takes it too.
+  std::recursive_mutex mutex;
+  std::map<std::string, TunedOperator*, std::less<>> operators;
+  // By operator, then by configuration and sizes.
+  std::map<std::string, std::map<std::pair<std::string, std::vector<std::int64_t>>, Kept>, std::less<>> kept;
+};
 
 // Never destroyed: operators may be, after it.
-OperatorMap& registry() {
-  static auto* operators = new OperatorMap();
-  return *operators;
+Registry& registry() {
+  static auto* made = new Registry();
+  return *made;
 }
 
 std::atomic<std::uint64_t> measured_count{0};
 
 // Longer than measuring one operator's tactics takes, short enough for a program that waits for itself.
 constexpr std::chrono::seconds kLongestTurn{60};
+
+bool is_one_of(const std::vector<int>& candidates, int tactic) {
+  return std::find(candidates.begin(), candidates.end(), tactic) != candidates.end();
+}
 
 template <typename Number>
 Number intern(std::string_view text,
@@ -52,15 +64,25 @@ TunedOperator::TunedOperator(std::string name, std::initializer_list<std::string
   for (const std::string_view tactic : tactics) {
     intern(tactic, tactics_, tactic_numbers_);
   }
-  const std::lock_guard lock(registry_mutex());
-  if (!registry().emplace(name_, this).second) {
+  const std::lock_guard lock(registry().mutex);
+  if (registry().operators.contains(name_)) {
     throw std::invalid_argument("there is a tuned operator " + name_ + " already");
+  }
+  const auto kept = registry().kept.find(name_);
+  if (kept != registry().kept.end()) {
+    for (const auto& [key, choice] : kept->second) {
+      restore(key.first, key.second, choice.tactic, choice.microseconds);
+    }
+  }
+  registry().operators.emplace(name_, this);
+  if (kept != registry().kept.end()) {
+    registry().kept.erase(kept);
   }
 }
 
 TunedOperator::~TunedOperator() {
-  const std::lock_guard lock(registry_mutex());
-  registry().erase(name_);
+  const std::lock_guard lock(registry().mutex);
+  registry().operators.erase(name_);
 }
 
 std::uint32_t TunedOperator::configuration(std::string_view text) {
@@ -84,15 +106,16 @@ int TunedOperator::tactic(std::string_view name) {
 }
 
 int TunedOperator::decide(KeyView key, const std::vector<int>& candidates, int fallback, const Work& work) {
-  if (!tuning()) {
-    return miss(key, fallback);
+  const bool captured = tuning() && work.is_captured && work.is_captured();
+  if (!tuning() || captured) {
+    return miss(key, candidates, fallback, captured);
   }
   const host::MeasuringTurn turn(kLongestTurn);
   if (!turn) {
     return fallback;
   }
   // Another thread may have measured it meanwhile.
-  if (const int found = find(key); found >= 0) {
+  if (const int found = find(key); is_one_of(candidates, found)) {
     return found;
   }
   std::string configuration;
@@ -129,30 +152,36 @@ void TunedOperator::keep(KeyView key, const Measurement& measurement) {
   measured_count.fetch_add(1, std::memory_order_relaxed);
 }
 
-int TunedOperator::miss(KeyView key, int fallback) {
+int TunedOperator::miss(KeyView key, const std::vector<int>& candidates, int fallback, bool captured) {
   host::load_default_cache();
   std::ostringstream text;
   {
     const std::lock_guard lock(mutex_);
     Entry& entry = table_.at(key);
-    if (entry.is_measured()) {
+    if (is_one_of(candidates, entry.choice())) {
       return entry.choice();
     }
-    if (fallback >= 0) {
+    // Another call's choice stays: this one's candidates may lack what others have.
+    const bool of_another = entry.is_measured();
+    if (fallback >= 0 && !of_another) {
       entry.set_fallback(fallback);
     }
     if (std::exchange(warned_, true)) {
       return fallback;
     }
     text << name_ << " has no tuned tactic for " << describe(key);
-    if (!entry.awaited.empty()) {
+    if (of_another) {
+      text << " (the cache names '" << tactics_[static_cast<std::size_t>(entry.choice())]
+           << "', which the call can't use)";
+    } else if (!entry.awaited.empty()) {
       text << " (the cache names '" << entry.awaited << "', which the operator does not have)";
     }
     if (fallback >= 0) {
       text << " and uses '" << tactics_[static_cast<std::size_t>(fallback)] << "'";
     }
-    text << ". Run the program once within dutyfree.autotune() or by `dutyfree tune`. This is said once an operator: "
-            "AutoTuner.get().misses() lists the others.";
+    text << (captured ? ". Nothing can be measured while a graph is captured: tune before it."
+                      : ". Run the program once within dutyfree.autotune() or by `dutyfree tune`.")
+         << " This is said once an operator: AutoTuner.get().misses() lists the others.";
   }
   host::warn(text.str());
   return fallback;
@@ -242,24 +271,51 @@ std::string TunedOperator::describe(KeyView key) const {
 }
 
 std::vector<TunedOperator*> tuned_operators() {
-  const std::lock_guard lock(registry_mutex());
+  const std::lock_guard lock(registry().mutex);
   std::vector<TunedOperator*> result;
-  for (const auto& [name, tuned] : registry()) {
+  for (const auto& [name, tuned] : registry().operators) {
     result.push_back(tuned);
   }
   return result;
 }
 
 TunedOperator& tuned_operator(std::string_view name) {
-  {
-    const std::lock_guard lock(registry_mutex());
-    const auto found = registry().find(name);
-    if (found != registry().end()) {
-      return *found->second;
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().operators.find(name);
+  return found != registry().operators.end() ? *found->second : *new TunedOperator(std::string(name));
+}
+
+void restore_choice(std::string_view name,
+                    const std::string& configuration,
+                    const std::vector<std::int64_t>& dims,
+                    const std::string& tactic,
+                    double microseconds) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().operators.find(name);
+  if (found != registry().operators.end()) {
+    found->second->restore(configuration, dims, tactic, microseconds);
+  } else {
+    registry().kept[std::string(name)].insert_or_assign({configuration, dims}, Kept{tactic, microseconds});
+  }
+}
+
+std::vector<std::pair<std::string, Choice>> kept_choices() {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<std::pair<std::string, Choice>> result;
+  for (const auto& [name, choices] : registry().kept) {
+    for (const auto& [key, choice] : choices) {
+      result.emplace_back(name, Choice{key.first, key.second, choice.tactic, choice.microseconds, {}});
     }
   }
-  // Two threads may come here with the same name only without the GIL, which all callers hold.
-  return *new TunedOperator(std::string(name));
+  return result;
+}
+
+void forget_choices() {
+  const std::lock_guard lock(registry().mutex);
+  registry().kept.clear();
+  for (const auto& [name, tuned] : registry().operators) {
+    tuned->forget();
+  }
 }
 
 }  // namespace dutyfree::autotune

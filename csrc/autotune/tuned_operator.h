@@ -43,7 +43,8 @@ struct Miss {
 // Every member may be called by any thread, with or without the GIL.
 class TunedOperator {
  public:
-  // Registers itself under its name, which no other may have. Tactics named here have the numbers 0, 1, ...
+  // Registers itself under its name, which no other may have, and takes what `restore_choice` kept for it. Tactics
+  // named here have the numbers 0, 1, ...
   explicit TunedOperator(std::string name, std::initializer_list<std::string_view> tactics = {});
   ~TunedOperator();
   TunedOperator(const TunedOperator&) = delete;
@@ -57,12 +58,14 @@ class TunedOperator {
   int tactic(std::string_view name);
 
   // The tactic of a call: measured, or what an earlier decide() fell back to. kNoTactic (-1): ask decide(). Takes no
-  // lock and allocates nothing.
+  // lock and allocates nothing. It knows nothing of the call's candidates: where a file may name a tactic that the
+  // operator has but this call can't use, the operator looks, and asks decide() as if nothing had been found.
   int find(KeyView key) const noexcept { return table_.find(key); }
 
   // What to do when find() has nothing. While tuning: measures the candidates, keeps the fastest and returns it; where
-  // none ran, returns the fallback. Otherwise the fallback, with one warning an operator. Throws what ended a
-  // measurement (a ctrl-C) or what a warning became.
+  // none ran, returns the fallback. Otherwise, and while the device only captures a graph, the fallback, with one
+  // warning an operator. What it returns is one of the candidates or the fallback, whatever a file says. Throws what
+  // ended a measurement (a ctrl-C) or what a warning became.
   int decide(KeyView key, const std::vector<int>& candidates, int fallback, const Work& work);
 
   // What files and people do. `restore` takes a choice for one that was measured.
@@ -79,7 +82,7 @@ class TunedOperator {
  private:
   using Entry = TacticTable::Entry;
 
-  int miss(KeyView key, int fallback);
+  int miss(KeyView key, const std::vector<int>& candidates, int fallback, bool captured);
   void keep(KeyView key, const Measurement& measurement);
   std::string describe(KeyView key) const;
 
@@ -97,7 +100,18 @@ class TunedOperator {
 
 // Every operator that exists, by name. Any thread.
 std::vector<TunedOperator*> tuned_operators();
-// The one with this name, made for the life of the process if there is none.
+// The one with this name, made for the life of the process if there is none. Any thread.
 TunedOperator& tuned_operator(std::string_view name);
+
+// What files say of operators that may not exist yet: kept until the operator does. Any thread.
+void restore_choice(std::string_view name,
+                    const std::string& configuration,
+                    const std::vector<std::int64_t>& dims,
+                    const std::string& tactic,
+                    double microseconds);
+// What is kept, by the operators' names.
+std::vector<std::pair<std::string, Choice>> kept_choices();
+// Forgets the choices of every operator, and what is kept.
+void forget_choices();
 
 }  // namespace dutyfree::autotune

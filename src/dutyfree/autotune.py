@@ -86,13 +86,23 @@ class AutoTuner:
         if not runners:
             raise ValueError(f"{name}: at least one runner is needed.")
         named = list(zip(_runner_names(runners), runners, strict=True))
+        # The tactic that has each name, in any call so far.
+        meant: dict[str, Any] = {}
 
         def candidates(*tensors: Tensor | None) -> list[Candidate]:
-            return [
-                (f"{runner_name} {_tactic_name(name, tactic)}", (runner, tactic))
-                for runner_name, runner in named
-                for tactic in runner.tactics(*tensors)
-            ]
+            listed: dict[str, tuple[Any, Any]] = {}
+            for runner_name, runner in named:
+                for tactic in runner.tactics(*tensors):
+                    text = f"{runner_name} {_tactic_name(name, tactic)}"
+                    known = meant.setdefault(text, tactic)
+                    # In tuples, which compare by identity first: a NaN is itself.
+                    if text in listed or (known,) != (tactic,):
+                        raise ValueError(
+                            f"{name}: a file would name two tactics '{text}', {known!r} and {tactic!r}; each needs a "
+                            f"name of its own."
+                        )
+                    listed[text] = (runner, tactic)
+            return list(listed.items())
 
         return _core.RunnerChooser(name, configuration, tuple(tuple(pair) for pair in dynamic), candidates)
 
@@ -134,8 +144,9 @@ def autotune(
 ) -> Iterator[AutoTuner]:
     """Within it, a call that has no choice for its sizes measures the operator's tactics and keeps the fastest.
 
-    It holds for the whole process. An exception, a ctrl-C too, ends it with what was measured until then kept and
-    saved.
+    It holds for the whole process, but not for the children that it forks: none of them measures until it enters a
+    context itself. Contexts need not nest; of those that have not ended, the one entered last says how to measure. An
+    exception, a ctrl-C too, ends it with what was measured until then kept and saved.
 
     Args:
         cache: A file to load before and to save after, if anything was measured. None: choices stay in this process.
@@ -146,28 +157,28 @@ def autotune(
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}: at least one repeat and no negative warm-up are needed.")
+    _tuning_cache.check_rank(rank)
     tuner = AutoTuner.get()
     if cache is not None:
         tuner.load(cache, rank=rank)
     measured = _core.measured_choices()
-    before = _core.set_tuning(True, warmup, repeats, cold, _progress())
+    context = _core.begin_tuning(warmup, repeats, cold, _progress())
     try:
         yield tuner
     except BaseException:
-        _end(before)
+        _end(context)
         if cache is not None and _core.measured_choices() > measured:
             # What went wrong first is what the program should see.
             with _as_warning():
                 tuner.save(cache, rank=rank)
         raise
-    _end(before)
+    _end(context)
     if cache is not None and _core.measured_choices() > measured:
         tuner.save(cache, rank=rank)
 
 
-def _end(before: tuple[bool, int, int, bool, Progress | None]) -> None:
-    *_, progress = _core.set_tuning(*before)
-    if progress is not None:
+def _end(context: int) -> None:
+    if _core.end_tuning(context) is not None:
         print(end="\x1b[K", file=sys.stderr, flush=True)
 
 

@@ -20,11 +20,14 @@ class Tuning {
  public:
   explicit Tuning(Settings wanted = {.warmup = 1, .repeats = 3}) {
     host::skip_default_cache();
-    set_tuning(true, wanted);
+    context_ = begin_tuning(wanted);
   }
-  ~Tuning() { set_tuning(false, {}); }
+  ~Tuning() { end_tuning(context_); }
   Tuning(const Tuning&) = delete;
   Tuning& operator=(const Tuning&) = delete;
+
+ private:
+  std::uint64_t context_;
 };
 
 // Warnings of the test's calls, kept from the log and counted.
@@ -128,7 +131,7 @@ TEST(TunedOperator, StopsEarlyWithAHopelessTactic) {
 TEST(TunedOperator, EmptiesTheCachesBeforeEachColdRun) {
   TunedOperator tuned("test::cold", {"a"});
   int evictions = 0;
-  const Work work{.run = [](int) {}, .synchronise = {}, .evict = [&] { ++evictions; }};
+  const Work work{.run = [](int) {}, .synchronise = {}, .is_captured = {}, .evict = [&] { ++evictions; }};
   {
     const Tuning on({.warmup = 2, .repeats = 5, .cold = false});
     (void)tuned.decide(key_of(1), {0}, 0, work);
@@ -304,6 +307,90 @@ TEST(TunedOperator, HasANameOfItsOwn) {
   const TunedOperator tuned("test::name");
   EXPECT_THROW(TunedOperator("test::name"), std::invalid_argument);
   EXPECT_EQ(&tuned_operator("test::name"), &tuned);
+}
+
+TEST(TunedOperator, TakesWhatWasRestoredBeforeItWasMade) {
+  restore_choice("test::early", "bf16", {16, 64}, "a", 2);
+  restore_choice("test::early", "bf16", {16, 64}, "b", 3);
+  restore_choice("test::early", "", {32, 64}, "later", 1);
+  {
+    TunedOperator tuned("test::early", {"a", "b"});
+    const Key key{.configuration = tuned.configuration("bf16"), .size = 2, .dims = {16, 64}};
+    EXPECT_EQ(tuned.find(key), 1);
+    EXPECT_EQ(tuned.choices().at(0).microseconds, 3);
+    const int later = tuned.tactic("later");
+    EXPECT_EQ(tuned.find(key_of(32)), later);
+    EXPECT_EQ(&tuned_operator("test::early"), &tuned);
+    EXPECT_THROW(TunedOperator("test::early"), std::invalid_argument) << "it exists now";
+    restore_choice("test::early", "bf16", {16, 64}, "a", 2);
+    EXPECT_EQ(tuned.find(key), 0);
+  }
+  const TunedOperator again("test::early", {"a", "b"});
+  EXPECT_TRUE(again.choices().empty()) << "what was kept was taken";
+}
+
+TEST(TunedOperator, IsMadeByItsNameWithWhatWasRestoredBefore) {
+  restore_choice("test::by name", "", {16, 64}, "a", 2);
+  TunedOperator& tuned = tuned_operator("test::by name");
+  EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
+  const int a = tuned.tactic("a");
+  EXPECT_EQ(tuned.find(key_of(16)), a);
+}
+
+TEST(TunedOperator, TakesNothingThatWasForgottenBeforeItWasMade) {
+  restore_choice("test::forgotten early", "", {16, 64}, "a", 2);
+  forget_choices();
+  const TunedOperator tuned("test::forgotten early", {"a"});
+  EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
+}
+
+TEST(TunedOperator, NeverDecidesForATacticThatIsNoCandidate) {
+  TunedOperator tuned("test::not usable", {"a", "b", "c"});
+  tuned.restore("", {16, 64}, "c", 1);
+  {
+    const CaughtWarnings caught;
+    EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, {}), 0);
+    ASSERT_EQ(caught.count(), 1U);
+    EXPECT_NE(caught.text(0).find("names 'c', which the call can't use"), std::string::npos) << caught.text(0);
+  }
+  EXPECT_EQ(tuned.find(key_of(16)), 2) << "other calls may have that candidate";
+  EXPECT_EQ(tuned.decide(key_of(16), {0, 2}, 0, {}), 2);
+  const Tuning on;
+  EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, {.run = [](int tactic) { pause(tactic == 0 ? 1000 : 10); }}), 1);
+  EXPECT_EQ(tuned.find(key_of(16)), 1);
+}
+
+TEST(TunedOperator, MeasuresNothingWhileAGraphIsCaptured) {
+  TunedOperator tuned("test::captured", {"a", "b"});
+  const CaughtWarnings caught;
+  const Tuning on;
+  int runs = 0;
+  bool captured = true;
+  const Work work{.run = [&](int tactic) { ++runs, pause(tactic == 1 ? 10 : 1000); },
+                  .synchronise = nullptr,
+                  .is_captured = [&] { return captured; }};
+  EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, work), 0);
+  EXPECT_EQ(runs, 0);
+  ASSERT_EQ(caught.count(), 1U);
+  EXPECT_NE(caught.text(0).find("while a graph is captured"), std::string::npos) << caught.text(0);
+  captured = false;
+  EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, work), 1) << "it is measured once it can be";
+}
+
+TEST(TuningMode, LastsFromTheFirstBeginToTheLastEnd) {
+  EXPECT_FALSE(tuning());
+  const std::uint64_t first = begin_tuning({.warmup = 1, .repeats = 1});
+  const std::uint64_t second = begin_tuning({.warmup = 2, .repeats = 2});
+  const std::uint64_t third = begin_tuning({.warmup = 3, .repeats = 3});
+  end_tuning(first);
+  end_tuning(first);
+  EXPECT_EQ(settings().repeats, 3);
+  end_tuning(third);
+  EXPECT_TRUE(tuning());
+  EXPECT_EQ(settings().repeats, 2);
+  end_tuning(second);
+  EXPECT_FALSE(tuning());
+  EXPECT_EQ(settings().repeats, Settings{}.repeats);
 }
 
 TEST(TunedOperator, TellsAllOfManyKeysApart) {
