@@ -1,5 +1,6 @@
 #include "autotune/tuned_operator.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -8,6 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "autotune/device_work.h"
 #include "autotune/host.h"
 #include "py_ref.h"
 #include "torch_compat/gil.h"
@@ -375,6 +377,36 @@ TEST(TunedOperator, MeasuresNothingWhileAGraphIsCaptured) {
   EXPECT_NE(caught.text(0).find("while a graph is captured"), std::string::npos) << caught.text(0);
   captured = false;
   EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, work), 1) << "it is measured once it can be";
+}
+
+// A device that no one else has, whose streams say what a test wants.
+struct SomeStreams final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType static_type = c10::DeviceType::FPGA;
+  c10::DeviceType type() const override { return static_type; }
+  c10::Device exchangeDevice(c10::Device device) const override { return device; }
+  c10::Device getDevice() const override { return {static_type, 0}; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+
+  bool isStreamCapturing(const c10::Stream&) const override { return captures; }
+  void synchronizeStream(const c10::Stream&) const override { ++waits; }
+  static inline bool captures = false;
+  static inline int waits = 0;
+};
+C10_REGISTER_GUARD_IMPL(FPGA, SomeStreams)
+
+TEST(DeviceWork, AsksTheDevicesCurrentStream) {
+  const Work work = work_on(c10::Device(c10::DeviceType::FPGA, 0), [](int) {});
+  work.synchronise();
+  EXPECT_EQ(SomeStreams::waits, 1);
+  EXPECT_FALSE(work.is_captured());
+  SomeStreams::captures = true;
+  EXPECT_TRUE(work.is_captured());
+  SomeStreams::captures = false;
+  EXPECT_FALSE(work_on(c10::kCPU, [](int) {}).is_captured);
 }
 
 TEST(TuningMode, LastsFromTheFirstBeginToTheLastEnd) {
