@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dutyfree
 import nvfp4_oracle as oracle
+from dutyfree import ops
 from dutyfree.ops import (
     fp4_dequantize,
     global_scale,
@@ -303,3 +304,56 @@ def test_the_calls_go_the_direct_way() -> None:
     given = (values(5, 32), scales(5, 4).flatten(), one(1.0))
     assert dutyfree.explain(torch.ops.dutyfree.fp4_dequantize, *given).path == "direct"
     assert dutyfree.explain(torch.ops.dutyfree.swizzle_scale_factors, scales(5, 4)).path == "direct"
+
+
+# --- memory that is not there
+
+
+def freed(*shape: int) -> Tensor:
+    tensor = torch.zeros(*shape, dtype=torch.uint8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_product_of_freed_memory_is_refused(index: int) -> None:
+    sizes = [(16, 32), (16, 32), (512,), (512,)]
+    given = [torch.zeros(*size, dtype=torch.uint8) for size in sizes]
+    given[index] = freed(*sizes[index])
+    with pytest.raises(ValueError, match="storage"):
+        ops.nvfp4_gemm(*given, torch.ones(1), torch.float32)
+
+
+def test_freed_memory_is_refused_by_the_others() -> None:
+    scales = torch.zeros(16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="storage"):
+        ops.fp4_dequantize(freed(16, 8), scales, torch.ones(1))
+    with pytest.raises(ValueError, match="storage"):
+        ops.swizzle_scale_factors(freed(16, 4))
+    with pytest.raises(ValueError, match="storage"):
+        ops.unswizzle_scale_factors(freed(512), 16, 4)
+    given = torch.zeros(16, 32, dtype=torch.bfloat16)
+    given.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="storage"):
+        ops.tunable_fp4_quantize(given, torch.ones(1))
+
+
+def test_swizzling_no_columns() -> None:
+    assert ops.swizzle_scale_factors(torch.empty(2**62, 0, dtype=torch.uint8)).numel() == 0
+
+
+# --- the target that is forced
+
+
+def test_forced_targets_need_not_end_in_order() -> None:
+    first, second = ops.nvfp4.force_target("portable"), ops.nvfp4.force_target("portable")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert ops.nvfp4._forced == []
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="-5"):
+        ops.nvfp4.limit_packed_weights(-5)
