@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import dutyfree.ops
 import nvfp4_oracle as oracle
@@ -534,6 +535,63 @@ def test_what_cannot_be_replaced_stays_with_the_reason() -> None:
         assert part in replaced.skipped[name]
         assert f"{name}: {replaced.skipped[name]}" in str(replaced)
     assert model["encoder"].eval()(x(2, 3, 64)).shape == (2, 3, 64)
+
+
+def _set(name: str, value: Any) -> Callable[[nn.Linear], Any]:
+    return lambda layer: setattr(layer, name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.register_forward_hook(lambda *_: None), "hooks, which would be lost: forward_hooks"),
+        (lambda m: m.register_forward_pre_hook(lambda *_: None), "hooks, which would be lost: forward_pre_hooks"),
+        (lambda m: m.register_full_backward_hook(lambda *_: None), "hooks, which would be lost: backward_hooks"),
+        (lambda m: m.register_full_backward_pre_hook(lambda *_: None), "would be lost: backward_pre_hooks"),
+        (lambda m: m.register_state_dict_post_hook(lambda *_: None), "would be lost: state_dict_hooks"),
+        (lambda m: m.register_state_dict_pre_hook(lambda *_: None), "would be lost: state_dict_pre_hooks"),
+        (lambda m: m.register_load_state_dict_pre_hook(lambda *_: None), "lost: load_state_dict_pre_hooks"),
+        (lambda m: m.register_load_state_dict_post_hook(lambda *_: None), "lost: load_state_dict_post_hooks"),
+        (lambda m: _set("forward", lambda given: m.weight.sum() * given)(m), "would be lost: forward"),
+        (lambda m: m.register_buffer("steps", torch.zeros(1)), "would be lost: steps"),
+        (lambda m: m.register_buffer("none", None), "would be lost: none"),
+        (lambda m: m.register_parameter("gain", nn.Parameter(torch.ones(1))), "would be lost: gain"),
+        (lambda m: m.add_module("adapter", nn.ReLU()), "would be lost: adapter"),
+        (_set("rank", 3), "would be lost: rank"),
+        (lambda m: m.compile(backend="eager"), "would be lost: _compiled_call_impl"),
+        (lambda m: prune.l1_unstructured(m, "weight", 0.5), "would be lost: forward_pre_hooks"),
+        (lambda m: delattr(m, "weight"), "it lacks what nn.Linear has: weight"),
+        (lambda m: delattr(m, "bias"), "it lacks what nn.Linear has: bias"),
+        (lambda m: torch.nn.utils.parametrizations.weight_norm(m), "a subclass of nn.Linear"),
+    ],
+    ids=[
+        "forward", "forward pre", "backward", "backward pre", "state", "state pre", "load pre", "load post",
+        "own forward", "buffer", "buffer None", "parameter", "module", "attribute", "compiled", "pruned", "no weight",
+        "no bias", "parametrized",
+    ],
+)  # fmt: skip
+def test_a_layer_that_would_lose_something_stays(change: Callable[[nn.Linear], Any], reason: str) -> None:
+    model = Model()
+    layer = model.head
+    change(layer)
+    replaced = quantize_linears(model)
+    assert replaced == ALL[:4]
+    assert model.head is layer
+    assert list(replaced.skipped) == ["head"]
+    assert reason in replaced.skipped["head"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_that_has_nothing_of_its_own_is_replaced(bias: bool) -> None:
+    layer = linear(bias=bias)
+    layer.register_forward_hook(lambda *_: None).remove()
+    for mark in ("_is_hf_initialized", "__overloads__"):
+        _set(mark, True)(layer)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    prune.remove(layer, "weight")
+    before = torch.get_rng_state()
+    assert quantize_linears(nn.ModuleDict({"only": layer.requires_grad_(False).eval()})) == ["only"]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_layer_with_two_names_is_replaced_once() -> None:

@@ -13,6 +13,9 @@ BLOCK = 16
 ACTIVATIONS = (torch.float16, torch.bfloat16, torch.float32)
 # What no cast of the module may touch: bytes, and the factors between them and real numbers.
 _FIXED = ("weight", "weight_scale", "weight_global_scale", "input_scale", "alpha")
+# Attributes that change nothing of what a layer does: transformers sets the first on all that it has loaded, and
+# torch.jit.script the second on all that it has seen.
+_MARKS = ("_is_hf_initialized", "__overloads__")
 
 
 class NVFP4Linear(nn.Module):
@@ -87,7 +90,7 @@ class NVFP4Linear(nn.Module):
 
         Args:
             linear: An ``nn.Linear`` itself, whose weight is fp16, bf16 or float32 and finite. It stays as it is; its
-                hooks are not taken over.
+                hooks, and what else was set on it, a ``forward`` of its own included, are not taken over.
             input_scale: The activations' global scale 448 · 6 / amax, one element; without it each call measures its
                 own. ``dutyfree.ops.global_scale(x)`` gives it for an x that stands for all.
 
@@ -244,8 +247,11 @@ def quantize_linears(
     A layer that can be reached by several names becomes one layer at all of them, and layers that share a weight
     share its quantized form. What stays as it is, with the reason: what ``skip`` names; subclasses of ``nn.Linear``;
     layers whose K is no multiple of 16; whose weight another module keeps in use (an embedding), is not fp16, bf16 or
-    float32, is on the meta device or not finite; layers with hooks, which would be lost; and layers of
-    ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention``, which read weights past the layer.
+    float32, is on the meta device or not finite; layers of ``nn.TransformerEncoderLayer`` and
+    ``nn.MultiheadAttention``, which read weights past the layer; and layers with what would be lost: hooks of any
+    kind, parameters, buffers and child modules that ``nn.Linear`` does not have, and attributes that were set on the
+    layer, such as a ``forward`` of its own (all but ``_is_hf_initialized`` of transformers and ``__overloads__`` of
+    TorchScript, which are marks).
 
     Args:
         module: The model; not an ``nn.Linear`` itself.
@@ -317,8 +323,8 @@ def _reasons(
             reasons[id(linear)] = f"a subclass of nn.Linear, {_type_name(linear)}"
         elif id(linear) in read_past:
             reasons[id(linear)] = "nn.TransformerEncoderLayer and nn.MultiheadAttention read its weight past it"
-        elif any((linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)):
-            reasons[id(linear)] = "it has hooks, which would be lost"
+        elif lost := _lost(linear):
+            reasons[id(linear)] = lost
         elif refused := _refused_weight(linear):
             reasons[id(linear)] = refused
     for owner_name, owner in module.named_modules():
@@ -327,9 +333,27 @@ def _reasons(
             continue
         kept = {id(parameter) for parameter in owner._parameters.values() if parameter is not None}
         for linear in names.values():
-            if linear is not owner and id(linear.weight) in kept:
+            if linear is not owner and id(linear._parameters.get("weight")) in kept:
                 reasons.setdefault(id(linear), f"{owner_name or 'the module itself'} uses its weight, too")
     return {name: reasons[id(linear)] for name, linear in names.items() if id(linear) in reasons}
+
+
+def _lost(linear: nn.Linear) -> str:
+    """What ``linear`` has, or lacks, beside an ``nn.Linear`` as it is made, which an ``NVFP4Linear`` would not take."""
+    fresh = nn.Linear(1, 1, bias=linear._parameters.get("bias") is not None, device="meta")
+    own, usual = vars(linear), vars(fresh)
+    hooks = [name.strip("_") for name in usual if "hooks" in name and own.get(name)]
+    if hooks:
+        return f"it has hooks, which would be lost: {', '.join(hooks)}"
+    more = [name for name in own if name not in usual and name not in _MARKS]
+    less = [name for name in usual if name not in own]
+    for kind in ("_parameters", "_buffers", "_modules"):
+        has, had = own.get(kind, {}), usual[kind]
+        more += [name for name in has if name not in had]
+        less += [name for name in had if name not in has]
+    if more:
+        return f"it has what nn.Linear does not, which would be lost: {', '.join(more)}"
+    return f"it lacks what nn.Linear has: {', '.join(less)}" if less else ""
 
 
 def _asked(skip: Iterable[str] | Callable[[str, nn.Linear], bool]) -> Callable[[str, nn.Linear], bool]:
