@@ -302,6 +302,9 @@ def test_the_names_of_the_state() -> None:
     made, _ = both(True)
     assert list(made.state_dict()) == ["weight", "weight_scale", "weight_global_scale", "input_scale", "bias"]
     assert list(both(False)[0].state_dict()) == ["weight", "weight_scale", "weight_global_scale", "bias"]
+    made.set_input_scale(None)
+    made.set_input_scale(2.0)
+    assert list(made.state_dict()) == ["weight", "weight_scale", "weight_global_scale", "input_scale", "bias"]
 
 
 def test_loading_computes_alpha() -> None:
@@ -409,6 +412,23 @@ def test_inductor_and_the_operations_around_a_layer() -> None:
     compiled = torch.compile(lambda given: torch.relu(made(given * 2)) + 1, fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x(5, 64)), torch.relu(made(x(5, 64) * 2)) + 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("way", ["new", "loaded", "converted", "switched"])
+def test_an_exported_layer(way: str, static: bool, bias: bool) -> None:
+    made = NVFP4Linear.from_linear(linear(bias=bias), input_scale=50.0 if static != (way == "switched") else None)
+    if way == "switched":
+        made.set_input_scale(50.0 if static else None)
+    elif way != "converted":
+        other = NVFP4Linear(64, 48, bias=bias, static_input_scale=static)
+        if way == "loaded":
+            other.load_state_dict(made.state_dict(), assign=True)
+        made = other
+    exported = torch.export.export(made, (x(5, 64),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    for rows in (5, 9):
+        assert torch.equal(exported.module()(x(rows, 64)), made(x(rows, 64)))
 
 
 def test_under_autocast_the_result_has_the_inputs_dtype() -> None:

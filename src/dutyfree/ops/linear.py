@@ -83,6 +83,7 @@ class NVFP4Linear(nn.Module):
         self.register_buffer("input_scale", one.clone() if static_input_scale else None)
         self.register_buffer("alpha", one.clone() if static_input_scale else None, persistent=False)
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype, device=device) if bias else None)
+        self._order_buffers()
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, input_scale: Tensor | float | None = None) -> "NVFP4Linear":
@@ -139,6 +140,12 @@ class NVFP4Linear(nn.Module):
         else:
             self.input_scale = None
         self._compute_alpha()
+        self._order_buffers()
+
+    def _order_buffers(self) -> None:
+        """Those that are None last: with one before a tensor, torch.export of this layer alone raises IndexError."""
+        for name in sorted((*_FIXED, "bias"), key=lambda name: self._buffers[name] is None):
+            self._buffers[name] = self._buffers.pop(name)
 
     def _compute_alpha(self) -> None:
         with torch.no_grad():
