@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,43 @@ def test_set_input_scale_makes_a_layer_static_and_dynamic_again() -> None:
 def test_an_input_scale_that_is_none(scale: Any) -> None:
     with pytest.raises(ValueError, match=r"input_scale is .* one positive number"):
         NVFP4Linear.from_linear(linear(), input_scale=scale)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    ("of_weight", "of_x", "tolerance"),
+    [(1e-20, 1e-17, 0.1), (1e-10, 1e-25, 1e-3), (1.0, 1e-36, 1e-2), (1e-30, 1e-3, 2e-5), (1e20, 1e15, 1e-5)],
+    ids=str,
+)
+def test_scales_whose_product_leaves_float32(static: bool, of_weight: float, of_x: float, tolerance: float) -> None:
+    of, given = linear(bias=False), x(5, 64) * of_x
+    with torch.no_grad():
+        of.weight.mul_(of_weight)
+    made = NVFP4Linear.from_linear(of, input_scale=scale_of(given) if static else None)
+    wanted = expected(of, given)
+    assert (np.abs(made(given).double().numpy() - wanted).max() / np.abs(wanted).max()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("of_weight", "scale", "alpha"),
+    [(1e-8, 2e38, "0"), (1.0, 1.4013e-45, "inf"), (1e-3, 1.4013e-45, "inf"), (1e20, 1e-25, "inf")],
+)
+def test_an_input_scale_with_which_nothing_can_be_computed(of_weight: float, scale: float, alpha: str) -> None:
+    of = linear()
+    with torch.no_grad():
+        of.weight.mul_(of_weight)
+    text = rf"input_scale is {re.escape(f'{scale:g}')} and weight_global_scale .* is {alpha} in float32"
+    with pytest.raises(ValueError, match=text):
+        NVFP4Linear.from_linear(of, input_scale=scale)
+    with pytest.raises(ValueError, match=text):
+        quantize_linears(nn.ModuleDict({"only": of}), input_scales={"only": scale})
+    made = NVFP4Linear.from_linear(of, input_scale=3.0)
+    before = made(x(5, 64))
+    with pytest.raises(ValueError, match=text):
+        made.set_input_scale(scale)
+    assert made.input_scale is not None
+    assert made.input_scale.tolist() == [3.0]
+    assert torch.equal(made(x(5, 64)), before)
 
 
 # --- the weight

@@ -28,6 +28,11 @@ class NVFP4Linear(nn.Module):
     The global scale of activations is that of each call's x (dynamic: one pass more over x), or one that was measured
     before (static, ``input_scale``; values beyond the amax it stands for saturate).
 
+    What leaves float32: below 1e-38, which takes an amax of x times an amax of W below 1e-31, ``alpha`` has fewer bits
+    than float32, so that results lose precision, and below 1e-45 it is 0, and so are they. Above 3e38 (amax times amax
+    above 2e45) it is infinite, and results are infinite or NaN. A static ``input_scale`` of which that is known is
+    refused, but not one that is loaded.
+
     A new module holds zeros: load a state dict, or convert with :meth:`from_linear` and :func:`quantize_linears`.
 
     Args:
@@ -99,7 +104,7 @@ class NVFP4Linear(nn.Module):
             TypeError: ``linear`` is something else than ``nn.Linear``, a subclass included (its forward may do more),
                 or its weight has another dtype.
             ValueError: ``in_features`` is no multiple of 16; the weight has no data (meta), an infinity or a NaN; or
-                ``input_scale`` is not one positive number.
+                ``input_scale`` is not one positive number, or ``alpha`` with it is 0 or not finite in float32.
         """
         if type(linear) is not nn.Linear:
             raise TypeError(
@@ -127,7 +132,8 @@ class NVFP4Linear(nn.Module):
         measure it in each call (None). Computes ``alpha`` anew.
 
         Raises:
-            ValueError: ``input_scale`` is not one positive number.
+            ValueError: ``input_scale`` is not one positive number, or ``alpha`` with it is 0 or not finite in float32.
+                The layer stays as it was.
         """
         if input_scale is not None:
             scale = torch.as_tensor(input_scale, dtype=torch.float32, device=self.weight_global_scale.device)
@@ -136,10 +142,17 @@ class NVFP4Linear(nn.Module):
                     f"NVFP4Linear: input_scale is {input_scale!r}; it takes one positive number, 448 * 6 / amax of the "
                     "activations."
                 )
-            self.input_scale = scale.detach().reshape(1).clone()
+            scale = scale.detach().reshape(1).clone()
+            alpha = _alpha(scale, self.weight_global_scale.detach())
+            if not (alpha.is_meta or 0 < alpha.item() < float("inf")):
+                raise ValueError(
+                    f"NVFP4Linear: input_scale is {scale.item():g} and weight_global_scale "
+                    f"{self.weight_global_scale.item():g}, whose alpha = 1 / (input_scale * weight_global_scale) is "
+                    f"{alpha.item():g} in float32; input_scale takes 448 * 6 / amax of the activations."
+                )
+            self.input_scale, self.alpha = scale, alpha
         else:
-            self.input_scale = None
-        self._compute_alpha()
+            self.input_scale = self.alpha = None
         self._order_buffers()
 
     def _order_buffers(self) -> None:
@@ -150,7 +163,7 @@ class NVFP4Linear(nn.Module):
     def _compute_alpha(self) -> None:
         with torch.no_grad():
             known = self.input_scale
-            self.alpha = None if known is None else torch.reciprocal(known * self.weight_global_scale)
+            self.alpha = None if known is None else _alpha(known, self.weight_global_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """x · Wᵀ + b.
@@ -185,7 +198,7 @@ class NVFP4Linear(nn.Module):
         input_scale, alpha = self.input_scale, self.alpha
         if input_scale is None or alpha is None:
             input_scale = ops.global_scale(rows)
-            alpha = torch.reciprocal(input_scale * self.weight_global_scale)
+            alpha = _alpha(input_scale, self.weight_global_scale)
         values, scales = ops.tunable_fp4_quantize(rows, input_scale, BLOCK, True)
         bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
@@ -272,8 +285,8 @@ def quantize_linears(
 
     Raises:
         TypeError: ``module`` is an ``nn.Linear``, which cannot be replaced from within.
-        ValueError: ``input_scales`` names something that is not replaced, or has no positive number. Nothing was
-            replaced then.
+        ValueError: ``input_scales`` names something that is not replaced, or has a scale that
+            :meth:`NVFP4Linear.from_linear` refuses. Nothing was replaced then.
     """
     if isinstance(module, nn.Linear):
         raise TypeError("quantize_linears replaces layers below a module; for one layer: NVFP4Linear.from_linear.")
@@ -404,6 +417,11 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale = ops.global_scale(rows).reshape(1)
     values, scales = ops.tunable_fp4_quantize(rows, scale, BLOCK, True)
     return values, scales, scale
+
+
+def _alpha(input_scale: Tensor, weight_global_scale: Tensor) -> Tensor:
+    """1 / (input_scale · weight_global_scale), whose product may overflow where this does not."""
+    return torch.reciprocal(input_scale) / weight_global_scale
 
 
 def _quantizable(x: Tensor) -> Tensor:
