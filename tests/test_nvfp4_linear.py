@@ -695,6 +695,26 @@ def test_static_scales_by_name() -> None:
     assert static["head"].item() == 20.0
 
 
+@pytest.mark.parametrize("scales", [{"inner.0": 3.0}, {"first": 3.0, "inner.0": torch.tensor([3.0])}], ids=len)
+def test_a_static_scale_of_a_layer_with_two_names(scales: dict[str, Any]) -> None:
+    shared = linear()
+    model = nn.ModuleDict({"first": shared, "inner": nn.Sequential(shared)})
+    assert quantize_linears(model, input_scales=scales) == ["first", "inner.0"]
+    assert model["first"] is model["inner"][0]
+    assert model["first"].input_scale.tolist() == [3.0]
+
+
+def test_two_static_scales_of_one_layer() -> None:
+    shared, twin = linear(), linear(seed=9)
+    twin.weight = shared.weight
+    model = nn.ModuleDict({"first": shared, "inner": nn.Sequential(shared), "twin": twin})
+    with pytest.raises(ValueError, match=r"has tensor\(3\.\) for first and 4\.0 for inner\.0, which are one layer"):
+        quantize_linears(model, input_scales={"first": torch.tensor(3.0), "inner.0": 4.0})
+    assert model["first"] is model["inner"][0] is shared
+    quantize_linears(model, input_scales={"first": 3.0, "twin": 4.0})  # two layers that share a weight
+    assert [model[name].input_scale.item() for name in ("first", "twin")] == [3.0, 4.0]
+
+
 def test_a_static_scale_of_what_is_not_replaced() -> None:
     model = Model()
     with pytest.raises(ValueError, match=r"input_scales has hed, head, which are not replaced; replaced would be blo"):

@@ -277,16 +277,16 @@ def quantize_linears(
         module: The model; not an ``nn.Linear`` itself.
         skip: Names or patterns (``fnmatch``: ``"*.lm_head"``; ``*`` matches dots, too), each of which stands for all
             below it as well; or a function of a name and its layer.
-        input_scales: Static global scales of activations by name, see :meth:`NVFP4Linear.from_linear`. Layers that are
-            not in it measure theirs in each call.
+        input_scales: Static global scales of activations by name, see :meth:`NVFP4Linear.from_linear`; of a layer with
+            several names, one is enough. Layers that are not in it measure theirs in each call.
 
     Returns:
         All names that were replaced, in the order of ``named_modules()``; what was not is in its ``skipped``.
 
     Raises:
         TypeError: ``module`` is an ``nn.Linear``, which cannot be replaced from within.
-        ValueError: ``input_scales`` names something that is not replaced, or has a scale that
-            :meth:`NVFP4Linear.from_linear` refuses. Nothing was replaced then.
+        ValueError: ``input_scales`` names something that is not replaced, has a scale that
+            :meth:`NVFP4Linear.from_linear` refuses, or two that differ for one layer. Nothing was replaced then.
     """
     if isinstance(module, nn.Linear):
         raise TypeError("quantize_linears replaces layers below a module; for one layer: NVFP4Linear.from_linear.")
@@ -306,7 +306,7 @@ def quantize_linears(
     weights: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     for linear in chosen.values():
         if id(linear) not in made:
-            own = next((scales[name] for name, other in chosen.items() if other is linear and name in scales), None)
+            own = _scale_of(linear, chosen, scales)
             if id(linear.weight) not in weights:
                 weights[id(linear.weight)] = _quantized(linear.weight)
             made[id(linear)] = NVFP4Linear._of(linear, weights[id(linear.weight)], own)
@@ -314,6 +314,24 @@ def quantize_linears(
         parent, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(parent), attribute, made[id(linear)])
     return QuantizedLinears(chosen, skipped)
+
+
+def _scale_of(
+    linear: nn.Linear, chosen: Mapping[str, nn.Linear], scales: Mapping[str, Tensor | float]
+) -> Tensor | float | None:
+    """What ``scales`` has for ``linear`` under any of its names; ValueError if they differ."""
+    names = [name for name in scales if chosen[name] is linear]
+    if not names:
+        return None
+    first, *others = names
+    for other in others:
+        one, another = (torch.as_tensor(scales[name], dtype=torch.float32).cpu() for name in (first, other))
+        if not torch.equal(one.reshape(-1), another.reshape(-1)):
+            raise ValueError(
+                f"quantize_linears: input_scales has {scales[first]!r} for {first} and {scales[other]!r} for {other}, "
+                "which are one layer."
+            )
+    return scales[first]
 
 
 def _linears_by_name(module: nn.Module) -> dict[str, nn.Linear]:
