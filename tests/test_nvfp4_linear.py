@@ -239,6 +239,28 @@ def test_repr() -> None:
     assert "bias=False, input_scale=dynamic" in repr(NVFP4Linear(64, 48, bias=False))
 
 
+def test_repr_follows_the_layer() -> None:
+    made = NVFP4Linear(64, 48, static_input_scale=True, device="meta")
+    assert repr(made).endswith("bias=True, input_scale=static)")
+    made.set_input_scale(None)
+    assert repr(made).endswith("bias=True, input_scale=dynamic)")
+    made.bias = None
+    assert repr(copy.deepcopy(made)) == "NVFP4Linear(in_features=64, out_features=48, bias=False, input_scale=dynamic)"
+
+
+def test_repr_of_a_quantized_model() -> None:
+    model = nn.Sequential(linear(), linear(40))
+    replaced = quantize_linears(model)
+    assert repr(replaced) == "['0']"
+    assert str(replaced).splitlines() == [
+        "1 linear layers quantized to NVFP4, 1 left as they are",
+        "  1: in_features is 40, not a multiple of 16, the elements that share a scale",
+    ]
+    again = pickle.loads(pickle.dumps(replaced))
+    assert (again, again.skipped, str(again)) == (replaced, replaced.skipped, str(replaced))
+    assert repr(model).splitlines()[1] == f"  (0): {model[0]!r}"
+
+
 # --- errors
 
 
