@@ -1,6 +1,7 @@
 """Choosing among Python runners: what is measured, what a choice is kept by, and what a call without one does."""
 
 import gc
+import io
 import operator as operators
 import os
 import re
@@ -328,6 +329,33 @@ def test_bad_arguments_say_what_is_accepted() -> None:
             operator(Runner("runner", only=FAST), dynamic=dynamic)
     with pytest.raises(ValueError, match="at least one repeat"), autotune(repeats=0):
         pass
+
+
+@pytest.mark.parametrize("runs", [{"repeats": 2**31}, {"warmup": 2**31}])
+def test_more_runs_than_the_core_counts_are_refused(runs: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at most 2147483647 of each"), autotune(**runs):
+        pass
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "bare"])
+def test_without_a_console_there_is_no_progress(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", {"none": None, "closed": closed, "bare": object()}[stream])
+    runner = Runner("runner", a=FAST, b=SLOW)
+    with autotune(repeats=1, warmup=0):
+        assert operator(runner).choose(torch.ones(3)) == (runner, "a")
+
+
+def test_a_console_that_is_gone_at_the_end_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gone in (None, io.StringIO()):
+        shown = io.StringIO()
+        monkeypatch.setattr(shown, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stderr", shown)
+        if gone is not None:
+            gone.close()
+        with autotune(repeats=1, warmup=0):
+            monkeypatch.setattr(sys, "stderr", gone)
 
 
 def test_threads_choose_while_another_tunes() -> None:

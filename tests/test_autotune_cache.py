@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -362,6 +363,174 @@ def test_an_error_of_the_program_is_not_hidden_by_one_of_saving(tmp_path: Path) 
 
     with pytest.warns(RuntimeWarning, match="could not be saved"), pytest.raises(ZeroDivisionError):
         program()
+
+
+@pytest.fixture(params=["pipe", "socket", "folder", "link to a pipe"])
+def no_file(request: pytest.FixtureRequest, path: Path) -> Iterator[Path]:
+    """A path of something that a cache must neither wait for nor replace."""
+    if request.param == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            # Its name may have about a hundred letters.
+            folder = os.open(path.parent, os.O_RDONLY)
+            bound.bind(f"/proc/self/fd/{folder}/{path.name}")
+            os.close(folder)
+            yield path
+        return
+    if request.param == "folder":
+        path.mkdir()
+    elif request.param == "pipe":
+        os.mkfifo(path)
+    else:
+        os.mkfifo(path.with_name("pipe"))
+        path.symlink_to("pipe")
+    yield path
+
+
+def test_what_is_no_file_is_no_cache_and_stays(no_file: Path) -> None:
+    before = no_file.lstat()
+    tuned()
+    with pytest.warns(RuntimeWarning, match=f"{no_file.parent}.* not a regular file. It is not read") as warned:
+        assert "not a regular file" in str(AutoTuner.get().load(no_file))
+    assert len(warned) == 1
+    with pytest.raises(OSError, match="not a regular file"):
+        AutoTuner.get().save(no_file)
+    assert (no_file.lstat().st_ino, no_file.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert not [each for each in no_file.parent.iterdir() if "tuned.json." in each.name]
+
+
+def test_what_is_no_file_is_refused_before_anything_is_measured(no_file: Path) -> None:
+    context = autotune(cache=no_file)
+    with pytest.raises(OSError, match="not a regular file"):
+        context.__enter__()
+    assert not _core.is_tuning()
+
+
+@pytest.mark.parametrize(("cache", "message"), [("", "path is empty"), ("a\0b", "is no file")])
+def test_a_text_that_is_no_path_is_refused_at_once(cache: str, message: str) -> None:
+    with pytest.raises(OSError, match=message), autotune(cache=cache):
+        pytest.fail("it was entered")
+
+
+def test_a_default_cache_that_is_no_file_is_no_cache(no_file: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", FIRST_MISS.format(name="my::op")],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "DUTYFREE_TUNING_CACHE": str(no_file)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.stdout == "a\n"
+    assert finished.stderr.count("not a regular file") == 1
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_saving_through_a_link_writes_its_target(path: Path, exists: bool) -> None:
+    target = path.parent / "elsewhere" / "target.json"
+    path.symlink_to(target)
+    if exists:
+        first = tuned()
+        AutoTuner.get().save(target)
+        target.chmod(0o600)
+        AutoTuner.get().clear()
+    chooser = tuned()
+    AutoTuner.get().save(path)
+    assert path.is_symlink()
+    assert set(operators_in(target)) == ({first.name, chooser.name} if exists else {chooser.name})
+    assert [each.name for each in path.parent.iterdir() if each.name.startswith("tuned.json.")] == []
+    AutoTuner.get().clear()
+    assert AutoTuner.get().load(path) is None
+    assert choices_of(chooser) != {}
+
+
+def test_a_damaged_file_behind_a_link_is_set_aside_where_it_is(path: Path) -> None:
+    target = path.with_name("target.json")
+    target.write_text("damage")
+    path.symlink_to(target)
+    with pytest.warns(RuntimeWarning, match="renamed to target.json.damaged"):
+        AutoTuner.get().load(path)
+    assert path.is_symlink()
+    assert path.with_name("target.json.damaged").read_text() == "damage"
+
+
+def test_links_in_a_circle_are_refused_at_once(path: Path) -> None:
+    path.symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"), autotune(cache=path):
+        pytest.fail("it was entered")
+    with pytest.warns(RuntimeWarning, match="can't be read"):
+        AutoTuner.get().load(path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
+def test_saving_keeps_the_files_mode(path: Path, mode: int) -> None:
+    tuned()
+    AutoTuner.get().save(path)
+    path.chmod(mode)
+    AutoTuner.get().save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def deep(levels: int) -> Any:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+ODD_MACHINES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "NaN": lambda section: section["machine"].update(threads=float("nan")),
+    "infinity": lambda section: section["machine"].update(features=["avx2", float("-inf")]),
+    "deep": lambda section: section["machine"].update(features=deep(500)),
+    "only a number": lambda section: section.update(machine=float("inf")),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("odd", ODD_MACHINES)
+def test_an_odd_machine_costs_its_own_section_only(path: Path, odd: str, rank: int) -> None:
+    first = tuned()
+    for each in (0, 1, 2):
+        AutoTuner.get().save(path, rank=each)
+    edited(path, lambda document: ODD_MACHINES[odd](document["ranks"][str(rank)]))
+    before = path.read_text()
+    AutoTuner.get().clear()
+    with pytest.warns(RuntimeWarning, match=f"section of rank {rank} .* is not used: its machine"):
+        AutoTuner.get().load(path, rank=rank)
+    assert path.read_text() == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert AutoTuner.get().load(path, rank=2) is None
+    AutoTuner.get().clear()
+    second = tuned()
+    with pytest.warns(RuntimeWarning, match=f"damaged sections .rank {rank}: .*tuned.json.damaged"):
+        AutoTuner.get().save(path)
+    assert path.with_name("tuned.json.damaged").read_text() == before
+    assert set(operators_in(path)) == ({second.name} if rank == 0 else {first.name, second.name})
+    assert set(operators_in(path, 2)) == {first.name}
+    assert set(json.loads(path.read_text())["ranks"]) == {"0", "1", "2"} - ({"1"} if rank == 1 else set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AutoTuner.get().save(path)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_no_error_of_saving_replaces_one_of_the_program(
+    path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("Out of range float values are not JSON compliant")
+
+    @autotune(cache=path, repeats=1, warmup=0)
+    def program() -> None:
+        operator(Runner("runner", only=FAST)).choose(torch.ones(3))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_tuning_cache, "save", fail)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("error" if strict else "always")
+        with pytest.raises(ZeroDivisionError):
+            program()
+    assert [str(each.message) for each in warned if "could not be saved: Out of range" in str(each.message)] or strict
 
 
 def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """The file that keeps tuned choices: JSON, one section a rank, each with the machine that it was made on.
 
 A file is parsed and checked, never evaluated. It is replaced as a whole, under a lock beside it, so that a reader needs
-no lock and processes that save at the same time lose nothing. What can't be read is renamed, not deleted.
+no lock and processes that save at the same time lose nothing. What can't be read is renamed, not deleted; what is no
+regular file, a device or a pipe, is left alone. Through a symbolic link, its target is read and replaced.
 """
 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
 import shutil
+import stat
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +28,8 @@ _MOST_DIMS = 64
 _RANKS = 10**9
 # What is kept of why a tactic was left out.
 _LONGEST_REASON = 500
+# Of lists and objects in a machine's description; this version's has two.
+_DEEPEST_MACHINE = 8
 
 
 class DamagedError(ValueError):
@@ -33,6 +38,10 @@ class DamagedError(ValueError):
 
 class ForeignError(ValueError):
     """A file that another version of this module wrote."""
+
+
+class NotAFileError(OSError):
+    """A path that no file can have or replace."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,14 @@ class Section:
 
     machine: object
     choices: list[Choice]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file's sections by rank, and why others of it can't be used."""
+
+    sections: dict[int, Section] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
 
 
 def default_path() -> Path:
@@ -130,6 +147,14 @@ def check_rank(rank: int | None) -> int:
     return rank
 
 
+def check_path(path: str | os.PathLike[str]) -> None:
+    """OSError where saving to a path would fail or replace something else than a file: a device, a pipe, a folder."""
+    if not os.fspath(path):
+        raise NotAFileError("The tuning cache's path is empty.")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _check_regular(Path(path))
+
+
 def torch_distributed_ready() -> bool:
     import torch.distributed
 
@@ -143,16 +168,22 @@ def load(path: Path, rank: int | None = None) -> str | None:
     """
     name = check_rank(rank)
     try:
-        sections = _read(path)
+        path = _target(path)
+        contents = _read(path)
     except (FileNotFoundError, NotADirectoryError):
         return f"{path} does not exist"
+    except NotAFileError as error:
+        return _warned(f"{error} It is not read.")
     except OSError as error:
         return _warned(f"The tuning cache {path} can't be read: {error}.")
     except DamagedError as error:
         return _warned(_set_aside(path, error))
     except ForeignError as error:
         return _warned(_refusal(path, str(error)))
-    section = sections.get(name, sections.get(0))
+    used = name if name in contents.sections else 0
+    section = contents.sections.get(used)
+    for damaged in {name, used} & set(contents.damaged):
+        _warned(f"The section of rank {damaged} in the tuning cache {path} is not used: {contents.damaged[damaged]}.")
     if section is None:
         return f"{path} has no section for this rank"
     difference = _machine.difference(section.machine, _machine.describe())
@@ -166,18 +197,23 @@ def load(path: Path, rank: int | None = None) -> str | None:
 def save(path: Path, choices: list[Choice], rank: int | None = None) -> None:
     """Adds the choices to the section of ``rank``; those of the same operator, configuration and sizes are replaced."""
     name = check_rank(rank)
+    check_path(path)
+    path = _target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     machine = _machine.describe()
     with _locked(path):
-        sections: dict[int, Section] = {}
+        contents = Contents()
         try:
-            sections = _read(path)
+            contents = _read(path)
         except FileNotFoundError:
             pass
         except DamagedError as error:
             _warned(_rename(path, error))
         except ForeignError as error:
             _keep_copy(path, str(error))
+        if contents.damaged:
+            _copy_aside(path, contents.damaged)
+        sections = contents.sections
         known = sections.get(name)
         merged = {choice.key: choice for choice in choices}
         if known is not None:
@@ -195,9 +231,42 @@ def save(path: Path, choices: list[Choice], rank: int | None = None) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[int, Section]:
+def _target(path: Path) -> Path:
+    """The file that a symbolic link leads to, or should; other paths as they are."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _check_regular(path: Path) -> None:
     try:
-        document = json.loads(path.read_bytes())
+        status = path.stat()
+    except ValueError as error:  # a zero in it
+        raise NotAFileError(f"The tuning cache {str(path)!r} is no file: {error}.") from None
+    _check_status(path, status)
+
+
+def _check_status(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAFileError(f"The tuning cache {path} is {_kind(status.st_mode)}, not a regular file.")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What is in a regular file. Opens nothing else, since that may wait or have effects of its own."""
+    _check_regular(path)
+    # Another process may have put a pipe there meanwhile.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_status(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _read(path: Path) -> Contents:
+    text = _bytes_of(path)
+    try:
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"it is not JSON ({error})") from error
     _expect(isinstance(document, dict) and document.get("format") == FORMAT, "it is no tuning cache of dutyfree")
@@ -205,8 +274,16 @@ def _read(path: Path) -> dict[int, Section]:
         raise ForeignError(f"its schema is {document.get('schema')!r}, and {SCHEMA} here")
     ranks = document.get("ranks")
     _expect(isinstance(ranks, dict), "it has no ranks")
-    # Earlier versions wrote a section for RANK=-1, which is no one's.
-    return {_rank_of(name): _section_of(section) for name, section in ranks.items() if not name.startswith("-")}
+    contents = Contents()
+    for name, section in ranks.items():
+        if name.startswith("-"):  # earlier versions wrote a section for RANK=-1, which is no one's
+            continue
+        rank, read = _rank_of(name), _section_of(section)
+        if _is_description(read.machine):
+            contents.sections[rank] = read
+        else:
+            contents.damaged[rank] = "its machine is described by what is no JSON, or too deep"
+    return contents
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -259,6 +336,14 @@ def _time(value: object) -> float:
     return float(value)
 
 
+def _is_description(value: object, depth: int = 0) -> bool:
+    """Whether a machine's section can be written again: Python reads NaN and Infinity, which no JSON has."""
+    if isinstance(value, (dict, list)):
+        parts = value.values() if isinstance(value, dict) else value
+        return depth < _DEEPEST_MACHINE and all(_is_description(part, depth + 1) for part in parts)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _is_size(value: object) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
@@ -287,6 +372,8 @@ def _write(path: Path, sections: dict[int, Section]) -> None:
     made = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
         with made.open("x") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -331,13 +418,26 @@ def _set_aside(path: Path, error: DamagedError) -> str:
 
 
 def _rename(path: Path, error: DamagedError) -> str:
-    aside = path.with_name(path.name + ".damaged")
-    number = 1
-    while aside.exists():
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        number += 1
+    aside = _name_aside(path)
     path.rename(aside)
     return f"The tuning cache {path} is damaged: {error}. It was renamed to {aside.name}."
+
+
+def _copy_aside(path: Path, damaged: dict[int, str]) -> None:
+    """Copies a file of which some sections are about to be left out."""
+    aside = _name_aside(path)
+    shutil.copy2(path, aside)
+    reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(damaged.items()))
+    _warned(f"The tuning cache {path} had damaged sections ({reasons}); they are in {aside.name} now.")
+
+
+def _name_aside(path: Path) -> Path:
+    aside = path.with_name(path.name + ".damaged")
+    number = 1
+    while os.path.lexists(aside):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        number += 1
+    return aside
 
 
 def _refusal(path: Path, difference: str) -> str:

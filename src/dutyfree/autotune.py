@@ -17,6 +17,8 @@ __all__ = ["AutoTuner", "Choice", "Miss", "Runner", "autotune"]
 
 Candidate = tuple[str, tuple[Any, Any]]
 Progress = Callable[[str, str, tuple[int, ...], str, int, int], None]
+# What the core counts runs in.
+MOST_RUNS = 2**31 - 1
 
 
 class Runner(Protocol):
@@ -150,14 +152,20 @@ def autotune(
 
     Args:
         cache: A file to load before and to save after, if anything was measured. None: choices stay in this process.
+            An OSError at once where the path is of something else, such as a folder, a pipe or a device.
         repeats: Runs of each tactic that count; the fastest is its time.
         warmup: Runs before those.
         cold: Empty the caches before each run that counts.
         rank: The file's section; by default torch.distributed's rank, or RANK's, or 0.
     """
-    if repeats < 1 or warmup < 0:
-        raise ValueError(f"repeats={repeats}, warmup={warmup}: at least one repeat and no negative warm-up are needed.")
+    if not 1 <= repeats <= MOST_RUNS or not 0 <= warmup <= MOST_RUNS:
+        raise ValueError(
+            f"repeats={repeats}, warmup={warmup}: at least one repeat and no negative warm-up are needed, and at most "
+            f"{MOST_RUNS} of each."
+        )
     _tuning_cache.check_rank(rank)
+    if cache is not None:
+        _tuning_cache.check_path(cache)
     tuner = AutoTuner.get()
     if cache is not None:
         tuner.load(cache, rank=rank)
@@ -178,8 +186,10 @@ def autotune(
 
 
 def _end(context: int) -> None:
-    if _core.end_tuning(context) is not None:
-        print(end="\x1b[K", file=sys.stderr, flush=True)
+    if _core.end_tuning(context) is not None and sys.stderr is not None:
+        # The program may have closed it.
+        with contextlib.suppress(OSError, ValueError):
+            print(end="\x1b[K", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -188,13 +198,18 @@ def _as_warning() -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:
-        warnings.warn(f"what was tuned could not be saved: {error}", RuntimeWarning, stacklevel=4)
+    except Exception as error:
+        # Where warnings are errors, too.
+        with contextlib.suppress(Warning):
+            warnings.warn(f"what was tuned could not be saved: {error}", RuntimeWarning, stacklevel=4)
 
 
 def _progress() -> Progress | None:
     """What shows on a terminal which tactic is being measured."""
-    if not sys.stderr.isatty():
+    try:
+        if not sys.stderr.isatty():
+            return None
+    except (AttributeError, ValueError):  # a program without a console has none, or it is closed
         return None
     from rich.console import Console
 
