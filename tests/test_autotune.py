@@ -358,6 +358,23 @@ def test_a_console_that_is_gone_at_the_end_is_no_error(monkeypatch: pytest.Monke
             monkeypatch.setattr(sys, "stderr", gone)
 
 
+def test_choosers_of_one_name_leave_each_others_choices_alone() -> None:
+    mine, theirs = Runner("mine", a=SLOW, b=FAST), Runner("theirs", c=FAST, d=FAST)
+    chooser = operator(mine)
+    other = operator(theirs, name=chooser.name)
+    x = torch.ones(3)
+    with autotune(repeats=2, warmup=0):
+        chooser.choose(x)
+    with pytest.warns(RuntimeWarning, match="the cache names 'mine b', which the call can't use.* uses 'theirs c'"):
+        assert other.choose(x) == (theirs, "c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert other.choose(x) == (theirs, "c")
+        assert chooser.choose(x) == (mine, "b")
+    assert choices_of(chooser) == {(3,): "mine b"}
+    assert theirs.runs == {"c": 0, "d": 0}
+
+
 def test_threads_choose_while_another_tunes() -> None:
     known, unknown = Runner("known", a=FAST, b=SLOW), Runner("unknown", a=FAST, b=FAST)
     chooser = operator(known)

@@ -179,14 +179,9 @@ c10::Device device_of(PyObject* const* args, Py_ssize_t count) {
     tactics.push_back(candidate.tactic);
   }
   const KeyView key{chooser.intern(call.kinds()), call.dims()};
-  // A choice of a file counts now that its tactic is listed.
-  const int found = chooser.op.find(key);
-  if (PyObject* result = chooser.result(found)) {
+  // A choice of a file counts now that its tactic is listed. One of another chooser's under this name stays as it is.
+  if (PyObject* result = chooser.result(chooser.op.find(key))) {
     return PyRef::borrow(result).release();
-  }
-  if (found >= 0) {
-    // Someone else's tactic under this operator's name.
-    chooser.op.discard(key);
   }
   const PyRef tensors = PyRef::steal(PyTuple_New(count));
   if (!tensors) {

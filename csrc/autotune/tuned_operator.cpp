@@ -216,15 +216,6 @@ void TunedOperator::forget() {
   }
 }
 
-void TunedOperator::discard(KeyView key) {
-  const std::lock_guard lock(mutex_);
-  Entry& entry = table_.at(key);
-  if (entry.is_measured()) {
-    entry.awaited = tactics_[static_cast<std::size_t>(entry.choice())];
-    entry.clear();
-  }
-}
-
 std::vector<Choice> TunedOperator::choices() const {
   const std::lock_guard lock(mutex_);
   std::vector<Choice> result;

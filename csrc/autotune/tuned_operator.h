@@ -74,8 +74,6 @@ class TunedOperator {
                std::string_view tactic,
                double microseconds);
   void forget();
-  // Forgets one choice, with the name of its tactic for the reason.
-  void discard(KeyView key);
   std::vector<Choice> choices() const;
   std::vector<Miss> misses() const;
 
