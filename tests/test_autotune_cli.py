@@ -162,6 +162,11 @@ def test_nvfp4_is_tuned_for_shapes_and_models(nvfp4: list[Any], tmp_path: Path) 
         (["--shape", "1,2"], "three whole numbers M,N,K"),
         (["--shape", "1,2,x"], "three whole numbers M,N,K"),
         (["--shape", "0,2,3"], "sizes from 1"),
+        (["--shape", "4,32,17"], "K is 17, and a multiple of 16"),
+        (["--shape", f"{2**62},16,16"], "larger than any memory"),
+        (["--shape", f"16,{2**62},16"], "larger than any memory"),
+        (["--shape", f"16,16,{2**62}"], "larger than any memory"),
+        (["--shape", f"{'9' * 5000},16,16"], "three whole numbers M,N,K"),
         (["--model", "abacus"], "abacus"),
     ],
 )
@@ -170,6 +175,81 @@ def test_shapes_that_are_none_are_refused(nvfp4: list[Any], arguments: list[str]
     assert outcome.exit_code == 2
     assert message in " ".join(outcome.output.replace("│", " ").split())
     assert nvfp4 == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory.\nMore of it."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes."),
+    ],
+)
+def test_sizes_that_do_not_fit_into_memory_are_an_error_in_one_line(
+    nvfp4: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["dutyfree.ops.tuning"], "tune_shapes", fail)
+    outcome = CliRunner().invoke(app, ["tune", "--cache", str(tmp_path / "c"), "nvfp4", "--shape", "4,32,64"])
+    assert outcome.exit_code == 2
+    assert "too large for this machine's memory" in " ".join(outcome.output.replace("│", " ").split())
+
+
+def test_other_errors_of_the_operators_keep_their_traceback(
+    nvfp4: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a kernel is wrong")
+
+    monkeypatch.setattr(sys.modules["dutyfree.ops.tuning"], "tune_shapes", fail)
+    with pytest.raises(RuntimeError, match="a kernel is wrong"):
+        CliRunner().invoke(
+            app, ["tune", "--cache", str(tmp_path / "c"), "nvfp4", "--shape", "4,32,64"], catch_exceptions=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repeats", "99999999999", "{program}"], "Invalid value for '--repeats'"),
+        (["--warmup", "99999999999", "{program}"], "Invalid value for '--warmup'"),
+        (["--rank", "1000000000", "{program}"], "Invalid value for '--rank'"),
+        (["{folder}/missing.py"], "there is no program"),
+        (["nvpf4"], "there is no program 'nvpf4', and no command of that name"),
+        (["{folder}"], "has no __main__.py"),
+        (["-m", "no_such_module"], "there is no module 'no_such_module'"),
+        (["-m", "no_such_package.module"], "there is no module 'no_such_package.module'"),
+        (["-m", ""], "there is no module ''"),
+        (["--cache", "{folder}/pipe", "{program}"], "not a regular file"),
+        (["--cache", "", "{program}"], "is a directory"),
+    ],
+)
+def test_what_cannot_be_run_is_an_error_without_a_traceback(
+    program: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    given = [argument.format(program=program, folder=tmp_path) for argument in arguments]
+    outcome = CliRunner().invoke(app, ["tune", *given], env={"DUTYFREE_TUNING_CACHE": str(tmp_path / "cache")})
+    assert outcome.exit_code == 2, outcome.output
+    assert isinstance(outcome.exception, SystemExit)
+    assert message in " ".join(outcome.output.replace("│", " ").split())
+
+
+def test_a_default_cache_that_is_no_file_is_an_error_without_a_traceback(program: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    outcome = CliRunner().invoke(app, ["tune", str(program)], env={"DUTYFREE_TUNING_CACHE": str(tmp_path / "pipe")})
+    assert outcome.exit_code == 2
+    assert "not a regular" in " ".join(outcome.output.replace("│", " ").split())
+
+
+def test_a_module_that_lacks_another_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "__init__.py").write_text("import no_such_module")
+    finished = tune("--cache", tmp_path / "c", "-m", "lacking.main", folder=tmp_path)
+    assert finished.returncode == 1
+    assert "No module named 'no_such_module'" in finished.stderr
 
 
 def test_help_shows_examples() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import enum
 import importlib
+import importlib.util
 import json as json_format
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from dutyfree.autotune import AutoTuner
 
 PROGRAM = "program"
+# dutyfree.autotune's MOST_RUNS and the cache's ranks; importing them would make `dutyfree --help` wait for torch.
+MOST_RUNS = 2**31 - 1
+LAST_RANK = 10**9 - 1
+# Values in one matrix, far above what a machine holds; torch's own errors for more do not say which size it was.
+MOST_VALUES = 2**48
+# Values of K that share a scale factor.
+BLOCK = 16
 EXAMPLES = """
 Examples:
 
@@ -64,10 +72,14 @@ def options(
             dir_okay=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each tactic that count; the fastest is its time.")] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=MOST_RUNS, help="Runs of each tactic that count; the fastest is its time.")
+    ] = 10,
+    warmup: Annotated[int, typer.Option(min=0, max=MOST_RUNS, help="Runs before those.")] = 3,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before each run that counts.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="The file's section; by default RANK's, or 0.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, max=LAST_RANK, help="The file's section; by default RANK's, or 0.")
+    ] = None,
     module: Annotated[bool, typer.Option("-m", help="PROGRAM is a module's name.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the choices as JSON, as the last line.")] = False,
 ) -> None:
@@ -88,10 +100,12 @@ def options(
 )
 def program(context: typer.Context, target: str) -> None:
     """Run a program within autotune()."""
+    module = context.meta["dutyfree.module"]
+    _check_program(target, module=module)
     from dutyfree._program import run
 
     with _tuning(context):
-        run(target, context.args, module=context.meta["dutyfree.module"])
+        run(target, context.args, module=module)
 
 
 @app.command()
@@ -114,7 +128,48 @@ def nvfp4(
     with _tuning(context):
         if model is not None:
             shapes += tuning.model_shapes(model.value)
-        tuning.tune_shapes(shapes, getattr(torch, dtype.value))
+        try:
+            tuning.tune_shapes(shapes, getattr(torch, dtype.value))
+        except (MemoryError, RuntimeError) as error:
+            if not _lacks_memory(error):
+                raise
+            raise typer.BadParameter(f"a size is too large for this machine's memory: {_first_line(error)}") from None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _check_program(target: str, *, module: bool) -> None:
+    """BadParameter where there is nothing to run, in whose place Python's loader would have a traceback."""
+    path = Path(target)
+    if module:
+        if not _has_module(target):
+            raise typer.BadParameter(f"there is no module {target!r}.")
+    elif not path.exists():
+        raise typer.BadParameter(f"there is no program {target!r}, and no command of that name.")
+    elif path.is_dir() and not (path / "__main__.py").is_file():
+        raise typer.BadParameter(f"the folder {target!r} has no __main__.py.")
+
+
+def _has_module(name: str) -> bool:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # A package that lacks another one has a traceback worth showing.
+        return not f"{name}.".startswith(f"{error.name}.")
+    except ValueError:  # an empty name, or one that was loaded without a spec
+        return False
+    finally:
+        sys.path.remove(folder)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -124,6 +179,10 @@ def _shape(text: str) -> tuple[int, int, int]:
         raise typer.BadParameter(f"--shape {text!r}: three whole numbers M,N,K are expected.") from None
     if min(m, n, k) < 1:
         raise typer.BadParameter(f"--shape {text!r}: sizes from 1 are expected.")
+    if k % BLOCK:
+        raise typer.BadParameter(f"--shape {text!r}: K is {k}, and a multiple of {BLOCK} is expected.")
+    if max(m * n, m * k, n * k) > MOST_VALUES:
+        raise typer.BadParameter(f"--shape {text!r}: a matrix of these sizes is larger than any memory.")
     return m, n, k
 
 
@@ -135,7 +194,11 @@ def _tuning(context: typer.Context) -> Iterator[None]:
     from dutyfree.autotune import AutoTuner, autotune
 
     settings = dict(context.obj)
-    settings["cache"] = settings["cache"] or _tuning_cache.default_path()
+    try:
+        settings["cache"] = settings["cache"] or _tuning_cache.default_path()
+        _tuning_cache.check_path(settings["cache"])
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no folder for the user
+        raise typer.BadParameter(str(error)) from None
     try:
         with autotune(**settings):
             yield
