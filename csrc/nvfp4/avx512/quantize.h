@@ -120,7 +120,9 @@ inline bool quantize_group(const __m512i* words,
     return false;
   }
   for (int vector = 0; vector < chunks * kVectors; ++vector) {
-    __builtin_prefetch(words + vector + kGroup * kVectors);  // the next group: the processor alone looks less far ahead
+    // What the next group reads and writes: the processor alone does not look that far ahead.
+    __builtin_prefetch(words + vector + kGroup * kVectors);
+    __builtin_prefetch(values + (vector + kGroup * kVectors) * 2 * kPairs, 1);
     const __m512i elements = _mm512_loadu_si512(words + vector);
     const __m512 scale = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_set1_ps(element_scales[2 * vector])),
                                             _mm256_set1_ps(element_scales[2 * vector + 1]), 1);
