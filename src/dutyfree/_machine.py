@@ -1,13 +1,12 @@
 """What a tuned choice depends on beside the operator: versions, processor, number of threads, device."""
 
+import importlib
 import importlib.metadata
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from dutyfree import _build_info
 
 Machine = dict[str, Any]
 
@@ -71,7 +70,8 @@ def _cpu() -> dict[str, str]:
 
 def _version() -> str:
     """The extension's; the metadata's where an older CMake wrote _build_info; an uninstalled checkout has none."""
-    built: str | None = getattr(_build_info, "DUTYFREE_VERSION", None)
+    # By name: type checkers of a checkout that was not built don't see the module, which CMake writes.
+    built: str | None = getattr(importlib.import_module("dutyfree._build_info"), "DUTYFREE_VERSION", None)
     if built is not None:
         return built
     try:
