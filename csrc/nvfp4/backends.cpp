@@ -142,13 +142,6 @@ Backend choose_backend(Backends usable,
                           .size = 3,
                           .dims = {autotune::bucket(rows), columns, inner}};
   int tactic = tuner().find(key);
-  // A file may name what this device lacks, and Python code may give the operator tactics that are no backends.
-  const auto is_usable = [&] {
-    return tactic < static_cast<int>(kCount) && (usable >> static_cast<unsigned>(tactic) & 1U) != 0;
-  };
-  if (tactic >= 0 && !is_usable()) [[unlikely]] {
-    return fallback();
-  }
   if (tactic < 0) [[unlikely]] {
     std::vector<int> candidates;
     for (int i = 0; i < static_cast<int>(kCount); ++i) {
@@ -158,7 +151,9 @@ Backend choose_backend(Backends usable,
     }
     tactic = tuner().decide(key, candidates, static_cast<int>(fallback()), work());
   }
-  return is_usable() ? static_cast<Backend>(tactic) : fallback();
+  // A file may name what this device lacks, and Python code may give the operator tactics that are no backends.
+  const bool is_usable = tactic < static_cast<int>(kCount) && (usable >> static_cast<unsigned>(tactic) & 1U) != 0;
+  return is_usable ? static_cast<Backend>(tactic) : fallback();
 }
 
 }  // namespace dutyfree::nvfp4

@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <memory>
 
 #include "autotune/tuning_mode.h"
@@ -69,7 +71,7 @@ void run_kernels(const Kernels& target, const Product& product) {
   }
   const std::int64_t rows = product.act_fp4.size(0);
   const std::int64_t columns = product.weight.size(0);
-  const PackedWeight weight = packed->panels();
+  const PackedWeight weight = packed->panels;
   const std::int64_t row_bytes = weight.blocks * (kBlock / 2);
   const std::int64_t element_size = static_cast<std::int64_t>(product.out.element_size());
   thread_local Scratch activations;
@@ -123,16 +125,25 @@ void run_bf16(const Product& product) {
   product.out.copy_(sums);
 }
 
+// This CPU's targets as backends, whose names they have; null for other backends.
+const std::array<const Kernels*, static_cast<std::size_t>(Backend::count)>& kernels_by_backend() {
+  static const auto table = [] {
+    std::array<const Kernels*, static_cast<std::size_t>(Backend::count)> found{};
+    for (const Kernels* target : available_targets()) {
+      found[static_cast<std::size_t>(std::countr_zero(parse_backends(target->name)))] = target;
+    }
+    return found;
+  }();
+  return table;
+}
+
 void run(Backend backend, const Product& product) {
   if (backend == Backend::bf16_mm) {
     return run_bf16(product);
   }
-  for (const Kernels* target : available_targets()) {
-    if (std::string_view(target->name) == name_of(backend)) {
-      return run_kernels(*target, product);
-    }
-  }
-  TORCH_INTERNAL_ASSERT(false, name_of(backend), " does not run on this CPU");
+  const Kernels* target = kernels_by_backend()[static_cast<std::size_t>(backend)];
+  TORCH_INTERNAL_ASSERT(target != nullptr, name_of(backend), " does not run on this CPU");
+  run_kernels(*target, product);
 }
 
 Backends available_on_cpu() {
@@ -174,10 +185,7 @@ void choose_and_run(Backends usable, const Product& product) {
 }  // namespace
 
 std::vector<std::string> cpu_backends() {
-  std::vector<std::string> names;
-  for (const Kernels* target : available_targets()) {
-    names.emplace_back(target->name);
-  }
+  std::vector<std::string> names = target_names();
   names.emplace_back(name_of(Backend::bf16_mm));
   return names;
 }

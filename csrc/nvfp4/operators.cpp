@@ -1,5 +1,7 @@
 #include "nvfp4/operators.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include <array>
 #include <optional>
 #include <string_view>
@@ -10,7 +12,6 @@
 #include "nvfp4/quantize.h"
 #include "nvfp4/target.h"
 #include "nvfp4/weights.h"
-#include "torch_compat/conversion.h"
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -61,35 +62,24 @@ auto& groups = *new std::array<Group, 3>{{
     {"dutyfree", "dutyfree", &define_helpers, std::nullopt},
 }};
 
-// Runs what may throw, as a Python function.
-template <typename Function>
-PyObject* guarded(Function function) {
-  try {
-    return function();
-  } catch (...) {
-    torch_compat::set_python_error();
+PyObject* define_operators(PyObject* /*module*/, PyObject* name) {
+  HANDLE_TH_ERRORS
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) {
     return nullptr;
   }
-}
-
-PyObject* define_operators(PyObject* /*module*/, PyObject* name) {
-  return guarded([&]() -> PyObject* {
-    const char* text = PyUnicode_AsUTF8(name);
-    if (text == nullptr) {
-      return nullptr;
-    }
-    for (Group& group : groups) {
-      if (group.name == text && !group.registered.has_value()) {
-        try {
-          group.define(group.registered.emplace(group.name_space, __FILE__, __LINE__));
-        } catch (...) {
-          group.registered.reset();
-          throw;
-        }
+  for (Group& group : groups) {
+    if (group.name == text && !group.registered.has_value()) {
+      try {
+        group.define(group.registered.emplace(group.name_space, __FILE__, __LINE__));
+      } catch (...) {
+        group.registered.reset();
+        throw;
       }
     }
-    Py_RETURN_NONE;
-  });
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* list_of(const std::vector<std::string>& names) {
@@ -106,25 +96,19 @@ PyObject* list_of(const std::vector<std::string>& names) {
   return list;
 }
 
-PyObject* cpu_targets(PyObject* /*module*/, PyObject* /*none*/) {
-  std::vector<std::string> names;
-  for (const Kernels* kernels : available_targets()) {
-    names.emplace_back(kernels->name);
-  }
-  return list_of(names);
-}
+PyObject* cpu_targets(PyObject* /*module*/, PyObject* /*none*/) { return list_of(target_names()); }
 
 PyObject* cpu_backend_names(PyObject* /*module*/, PyObject* /*none*/) { return list_of(cpu_backends()); }
 
 PyObject* force_cpu_target(PyObject* /*module*/, PyObject* name) {
-  return guarded([&]() -> PyObject* {
-    const char* text = PyUnicode_AsUTF8(name);
-    if (text == nullptr) {
-      return nullptr;
-    }
-    force_target(text);
-    Py_RETURN_NONE;
-  });
+  HANDLE_TH_ERRORS
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) {
+    return nullptr;
+  }
+  force_target(text);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* packed_weights_state(PyObject* /*module*/, PyObject* /*none*/) {

@@ -1,9 +1,9 @@
 #include "nvfp4/target.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <atomic>
-#include <string>
 
 namespace dutyfree::nvfp4 {
 namespace {
@@ -35,6 +35,14 @@ const std::vector<const Kernels*>& available_targets() {
   return targets;
 }
 
+std::vector<std::string> target_names() {
+  std::vector<std::string> names;
+  for (const Kernels* target : available_targets()) {
+    names.emplace_back(target->name);
+  }
+  return names;
+}
+
 const Kernels* forced_target() { return forced.load(std::memory_order_acquire); }
 
 const Kernels& chosen_target() {
@@ -45,15 +53,13 @@ const Kernels& chosen_target() {
 
 void force_target(std::string_view name) {
   const Kernels* found = nullptr;
-  std::string names;
   for (const Kernels* kernels : available_targets()) {
-    names += (names.empty() ? "" : ", ") + std::string(kernels->name);
     if (name == kernels->name) {
       found = kernels;
     }
   }
   TORCH_CHECK_VALUE(found != nullptr || name.empty(), "dutyfree: this machine can't run a CPU target '", name,
-                    "'; it can run ", names, ".");
+                    "'; it can run ", c10::Join(", ", target_names()), ".");
   forced.store(found, std::memory_order_release);
 }
 

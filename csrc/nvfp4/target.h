@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace dutyfree::nvfp4 {
 
 // What this machine can run, the best last.
 const std::vector<const Kernels*>& available_targets();
+std::vector<std::string> target_names();
 
 // The best one, or what force_target was last given.
 const Kernels& chosen_target();

@@ -33,6 +33,7 @@ class Contents {
         counter_(tensor.unsafeGetTensorImpl()->version_counter()),
         version_(counter_.current_version()) {}
 
+  const void* data() const { return data_; }
   bool expired() const { return storage_.expired(); }
   // Whether both are of the same bytes, be it at different times.
   bool is_of(const Contents& other) const {
@@ -61,13 +62,14 @@ struct Entry {
   Form form;
   Contents weight;
   Contents weight_scale;
-  const void* key;
-  std::int64_t bytes;
   std::shared_ptr<const Packed> packed;
+
+  const void* key() const { return weight.data(); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(packed->memory.nbytes()); }
 };
 
 Entry entry_of(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
-  return {form, Contents(weight), Contents(weight_scale), weight.const_data_ptr(), 0, nullptr};
+  return {form, Contents(weight), Contents(weight_scale), nullptr};
 }
 
 class Cache {
@@ -98,9 +100,9 @@ class Cache {
     ++made_;
     drop_expired();
     drop_same(entry);  // an older version of it is of no more use
-    bytes_ += entry.bytes;
+    bytes_ += entry.bytes();
     entries_.push_front(std::move(entry));
-    by_data_.emplace(entries_.front().key, entries_.begin());
+    by_data_.emplace(entries_.front().key(), entries_.begin());
     drop_over_limit();
   }
 
@@ -135,7 +137,7 @@ class Cache {
  private:
   // All below: with the mutex held.
   void drop(std::list<Entry>::iterator entry) {
-    const auto found = by_data_.equal_range(entry->key);
+    const auto found = by_data_.equal_range(entry->key());
     for (auto at = found.first; at != found.second; ++at) {
       if (at->second == entry) {
         by_data_.erase(at);
@@ -145,12 +147,12 @@ class Cache {
     if (next_to_look_at_ == entry) {
       ++next_to_look_at_;
     }
-    bytes_ -= entry->bytes;
+    bytes_ -= entry->bytes();
     entries_.erase(entry);
   }
 
   void drop_same(const Entry& entry) {
-    const auto found = by_data_.equal_range(entry.key);
+    const auto found = by_data_.equal_range(entry.key());
     for (auto at = found.first; at != found.second;) {
       const std::list<Entry>::iterator other = at->second;
       ++at;
@@ -210,14 +212,12 @@ class Cache {
 
 Cache& cache() {
   // Never destroyed: a thread may call an operator while the process ends.
-  static Cache& cache = []() -> Cache& {
-    Cache& made = *new Cache;
+  static Cache& only = []() -> Cache& {
     // A child must not find the lock held by a thread that it does not have.
-    static Cache* forked = &made;
-    pthread_atfork([] { forked->lock(); }, [] { forked->unlock(); }, [] { forked->unlock(); });
-    return made;
+    pthread_atfork([] { cache().lock(); }, [] { cache().unlock(); }, [] { cache().unlock(); });
+    return *new Cache;
   }();
-  return cache;
+  return only;
 }
 
 std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& weight_scale, Form form) {
@@ -238,10 +238,7 @@ std::shared_ptr<const Packed> pack(const at::Tensor& weight, const at::Tensor& w
     parallel(panels, 4, [&](std::int64_t first, std::int64_t last) {
       pack_weight(values, scale_factors, rows, codes, scales, blocks, first, last);
     });
-    packed->codes = codes;
-    packed->scales = scales;
-    packed->panel_count = panels;
-    packed->blocks = blocks;
+    packed->panels = {codes, scales, panels, blocks};
   } else {
     packed->memory = at::empty({rows, blocks * kBlock}, bytes.dtype(c10::kBFloat16));
     auto* out = static_cast<std::uint16_t*>(packed->memory.mutable_data_ptr());
@@ -261,8 +258,8 @@ std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::
     if (!warned.test_and_set()) {
       autotune::host::warn(
           "trtllm::nvfp4_gemm: the weight or its scale factors were made in inference mode, where PyTorch does not "
-          "count "
-          "changes to a tensor, so the weight is repacked at every call. Make it outside torch.inference_mode().");
+          "count changes to a tensor, so the weight is repacked at every call. Make it outside "
+          "torch.inference_mode().");
     }
     cache().count_made();
     return pack(weight, weight_scale, form);
@@ -274,7 +271,6 @@ std::shared_ptr<const Packed> packed_weight(const at::Tensor& weight, const at::
     Entry entry = entry_of(weight, weight_scale, form);
     packed = pack(weight, weight_scale, form);
     entry.packed = packed;
-    entry.bytes = static_cast<std::int64_t>(packed->memory.nbytes());
     cache().keep(std::move(entry));
   }
   return packed;

@@ -23,13 +23,8 @@ enum class Form : std::uint8_t {
 
 // One weight, unchanging from when it is made. Threads may share it.
 struct Packed {
-  PackedWeight panels() const { return {codes, scales, panel_count, blocks}; }
-
-  at::Tensor memory;  // of either form; owns what the pointers point to
-  const std::uint8_t* codes = nullptr;
-  const std::uint16_t* scales = nullptr;
-  std::int64_t panel_count = 0;
-  std::int64_t blocks = 0;
+  at::Tensor memory;      // of either form; owns what the pointers point to
+  PackedWeight panels{};  // of that form
 };
 
 // The weight in this form, from the cache or made now. Any thread.
