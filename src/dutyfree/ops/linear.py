@@ -39,6 +39,9 @@ class NVFP4Linear(nn.Module):
         in_features: K, a multiple of 16.
         out_features: N.
         bias: Whether b is added.
+        fuse_bias: Whether ``nvfp4_gemm`` adds b, before it rounds to x's dtype. Without it b is added to its rounded
+            result, and the operator is called with six positional arguments, as graph
+            patterns for it expect. A layer without b calls it like that in any case.
         static_input_scale: Whether there is an ``input_scale`` to load, 1.0 until then.
         device: Where the buffers are made.
         dtype: The bias's; torch's default dtype without it.
@@ -71,6 +74,7 @@ class NVFP4Linear(nn.Module):
         bias: bool = True,
         *,
         static_input_scale: bool = False,
+        fuse_bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class NVFP4Linear(nn.Module):
             raise ValueError(f"NVFP4Linear: {refused}.")
         self.in_features = in_features
         self.out_features = out_features
+        self.fuse_bias = fuse_bias
         scales = _round_up(out_features, 128) * _round_up(in_features // BLOCK, 4)
         one = torch.ones(1, dtype=torch.float32, device=device)
         self.register_buffer("weight", torch.zeros(out_features, in_features // 2, dtype=torch.uint8, device=device))
@@ -91,7 +96,9 @@ class NVFP4Linear(nn.Module):
         self._order_buffers()
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, input_scale: Tensor | float | None = None) -> "NVFP4Linear":
+    def from_linear(
+        cls, linear: nn.Linear, input_scale: Tensor | float | None = None, *, fuse_bias: bool = True
+    ) -> "NVFP4Linear":
         """``linear`` with its weight quantized, on the same device.
 
         Args:
@@ -99,6 +106,7 @@ class NVFP4Linear(nn.Module):
                 hooks, and what else was set on it, a ``forward`` of its own included, are not taken over.
             input_scale: The activations' global scale 448 · 6 / amax, one element; without it each call measures its
                 own. ``dutyfree.ops.global_scale(x)`` gives it for an x that stands for all.
+            fuse_bias: As in :class:`NVFP4Linear`.
 
         Raises:
             TypeError: ``linear`` is something else than ``nn.Linear``, a subclass included (its forward may do more),
@@ -115,13 +123,17 @@ class NVFP4Linear(nn.Module):
         if refused:
             error = TypeError if linear.weight.dtype not in ACTIVATIONS else ValueError
             raise error(f"NVFP4Linear.from_linear: {refused}.")
-        return cls._of(linear, _quantized(linear.weight), input_scale)
+        return cls._of(linear, _quantized(linear.weight), input_scale, fuse_bias)
 
     @classmethod
     def _of(
-        cls, linear: nn.Linear, weight: tuple[Tensor, Tensor, Tensor], input_scale: Tensor | float | None
+        cls,
+        linear: nn.Linear,
+        weight: tuple[Tensor, Tensor, Tensor],
+        input_scale: Tensor | float | None,
+        fuse_bias: bool,
     ) -> "NVFP4Linear":
-        made = cls(linear.in_features, linear.out_features, bias=False, device="meta")
+        made = cls(linear.in_features, linear.out_features, bias=False, fuse_bias=fuse_bias, device="meta")
         made.weight, made.weight_scale, made.weight_global_scale = weight
         made.bias = None if linear.bias is None else linear.bias.detach().clone()
         made.set_input_scale(input_scale)
@@ -203,14 +215,20 @@ class NVFP4Linear(nn.Module):
         bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        result: Tensor = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype, bias=bias)
+        result: Tensor
+        if bias is None:
+            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype)
+        elif self.fuse_bias:
+            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype, bias=bias)
+        else:
+            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype) + bias
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         scale = "dynamic" if self.input_scale is None else "static"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"input_scale={scale}"
+            f"input_scale={scale}{'' if self.fuse_bias else ', fuse_bias=False'}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "NVFP4Linear":
@@ -261,6 +279,8 @@ def quantize_linears(
     module: nn.Module,
     skip: Iterable[str] | Callable[[str, nn.Linear], bool] = (),
     input_scales: Mapping[str, Tensor | float] | None = None,
+    *,
+    fuse_bias: bool = True,
 ) -> QuantizedLinears:
     """Put an :class:`NVFP4Linear` in the place of each ``nn.Linear`` below ``module``.
 
@@ -279,6 +299,7 @@ def quantize_linears(
             below it as well; or a function of a name and its layer.
         input_scales: Static global scales of activations by name, see :meth:`NVFP4Linear.from_linear`; of a layer with
             several names, one is enough. Layers that are not in it measure theirs in each call.
+        fuse_bias: As in :class:`NVFP4Linear`, for all of them.
 
     Returns:
         All names that were replaced, in the order of ``named_modules()``; what was not is in its ``skipped``.
@@ -309,7 +330,7 @@ def quantize_linears(
             own = _scale_of(linear, chosen, scales)
             if id(linear.weight) not in weights:
                 weights[id(linear.weight)] = _quantized(linear.weight)
-            made[id(linear)] = NVFP4Linear._of(linear, weights[id(linear.weight)], own)
+            made[id(linear)] = NVFP4Linear._of(linear, weights[id(linear.weight)], own, fuse_bias)
     for name, linear in chosen.items():
         parent, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(parent), attribute, made[id(linear)])

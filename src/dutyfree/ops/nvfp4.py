@@ -70,6 +70,11 @@ tunable_fp4_quantize: CppOp = operator_named("trtllm::tunable_fp4_quantize")
 #: available.
 nvfp4_gemm: CppOp = operator_named("trtllm::nvfp4_gemm")
 
+#: The same kernels under names that are always ours, ``dutyfree::tunable_fp4_quantize`` and ``dutyfree::nvfp4_gemm``:
+#: with ``DUTYFREE_TRTLLM_OPS=keep`` those of ``trtllm`` may be someone else's.
+own_quantize: CppOp = operator_named("dutyfree::tunable_fp4_quantize")
+own_gemm: CppOp = operator_named("dutyfree::nvfp4_gemm")
+
 #: ``fp4_dequantize(values, scale_factors, global_scale, dtype=torch.float32, is_sf_swizzled_layout=False) -> Tensor``
 #:
 #: The numbers that codes (…, K/2) stand for, of shape (…, K): e2m1 · e4m3 / g, rounded to float32 and then to

@@ -1,0 +1,174 @@
+"""The ways to register ``trtllm::tunable_fp4_quantize`` and ``trtllm::nvfp4_gemm`` that the workloads compare.
+
+Their bodies are Python functions, as those of TensorRT-LLM are, and run the kernels of :mod:`dutyfree.ops`, which stay
+reachable as ``dutyfree::…``. The names are the same for each registration, as a model's graph and what matches patterns
+in it expect, so that a process has one of them.
+"""
+
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+NAMESPACE = "trtllm"
+PLAIN = "plain"
+# PLAIN is what the others are compared with: the bodies, called as the Python functions that they are.
+REGISTRATIONS = ("custom_op", "library", "accelerated", "dutyfree")
+
+# Libraries unregister their operators when they are collected.
+_libraries: list[torch.library.Library] = []
+_registered: dict[str, "Operators"] = {}
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """The functions behind the two operators."""
+
+    quantize: Callable[..., list[Tensor]]
+    gemm: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What a program calls: the two operators of a registration, each in the way that users of it call it."""
+
+    registration: str
+    quantize: Callable[..., list[Tensor]]
+    gemm: Callable[..., Tensor]
+
+
+def register(registration: str) -> Operators:
+    """Register the two operators in this process, and have :mod:`dutyfree.ops` and its ``NVFP4Linear`` call them.
+
+    Args:
+        registration: One of ``REGISTRATIONS``, or ``PLAIN`` for no operators.
+
+    Raises:
+        ValueError: There is no such registration.
+        RuntimeError: This process has another one already, or :mod:`dutyfree.ops` was imported before and so has
+            registered its own.
+    """
+    check_registration(registration)
+    if registration in _registered:
+        return _registered[registration]
+    if _registered:
+        raise RuntimeError(
+            f"the operators of this process are registered by {next(iter(_registered))!r}; {registration!r} takes "
+            "another process, since their names are the same."
+        )
+    if "dutyfree.ops" in sys.modules:
+        raise RuntimeError(
+            f"dutyfree.ops is imported, so that {NAMESPACE}::nvfp4_gemm is registered already; "
+            f"register({registration!r}) takes a process where it comes first."
+        )
+    operators = define(registration, NAMESPACE, KERNEL_BODIES)
+    os.environ["DUTYFREE_TRTLLM_OPS"] = "keep"
+    import dutyfree
+    from dutyfree import ops
+
+    kernels.quantize, kernels.gemm = ops.nvfp4.own_quantize, ops.nvfp4.own_gemm
+    if registration in ("custom_op", "library"):
+        dutyfree.restore(NAMESPACE)  # importing dutyfree.ops has accelerated them
+    ops.tunable_fp4_quantize, ops.nvfp4_gemm = operators.quantize, operators.gemm  # type: ignore[assignment]
+    _registered[registration] = operators
+    return operators
+
+
+def check_registration(registration: str) -> None:
+    """ValueError where there is no such registration."""
+    known = (PLAIN, *REGISTRATIONS)
+    if registration not in known:
+        raise ValueError(f"{registration!r} is no registration: there are {', '.join(known)}.")
+
+
+def define(registration: str, namespace: str, bodies: Bodies) -> Operators:
+    """Register two bodies as ``namespace::tunable_fp4_quantize`` and ``namespace::nvfp4_gemm``."""
+    if registration == PLAIN:
+        return Operators(PLAIN, bodies.quantize, bodies.gemm)
+    make = {"custom_op": _custom_op, "library": _library, "accelerated": _accelerated, "dutyfree": _dutyfree}
+    quantize, gemm = (
+        make[registration](f"{namespace}::{name}", body)
+        for name, body in (("tunable_fp4_quantize", bodies.quantize), ("nvfp4_gemm", bodies.gemm))
+    )
+    return Operators(registration, quantize, gemm)
+
+
+def _custom_op(name: str, body: Callable[..., Any]) -> CustomOpDef:
+    operator = torch.library.custom_op(name, body, mutates_args=())
+    operator.register_fake(body)  # the kernels have fakes
+    return operator
+
+
+def _accelerated(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    import dutyfree
+
+    operator = _custom_op(name, body)
+    dutyfree.accelerate(operator)
+    return operator
+
+
+def _dutyfree(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    import dutyfree
+
+    operator = dutyfree.fast_custom_op(name, body, mutates_args=())
+    operator.register_fake(body)
+    return operator
+
+
+def _library(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    namespace, _, operator = name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _libraries.append(library)
+    library.define(operator + torch.library.infer_schema(body, mutates_args=()))
+    library.impl(operator, body, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, body, lib=library)
+    overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), operator).default
+    return overload
+
+
+# Filled by register(): dutyfree.ops, which has the kernels, is imported after the operators are registered.
+kernels = types.SimpleNamespace()
+
+
+def _tunable_fp4_quantize(
+    input: Tensor, input_scale: Tensor, scaling_vector_size: int = 16, is_sf_swizzled_layout: bool = False
+) -> list[Tensor]:
+    result: list[Tensor] = kernels.quantize(input, input_scale, scaling_vector_size, is_sf_swizzled_layout)
+    return result
+
+
+def _nvfp4_gemm(
+    act_fp4: Tensor,
+    weight: Tensor,
+    act_sf: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    output_dtype: torch.dtype,
+    output_buffer_kind: int = 0,
+    allowed_backends: str = "cutlass,cublaslt,cuda_core",
+    group: Optional[Sequence[int]] = None,  # noqa: UP045  (infer_schema's own spelling)
+    bias: Optional[Tensor] = None,  # noqa: UP045
+) -> Tensor:
+    result: Tensor = kernels.gemm(
+        act_fp4,
+        weight,
+        act_sf,
+        weight_scale,
+        alpha,
+        output_dtype,
+        output_buffer_kind,
+        allowed_backends,
+        group,
+        bias,
+    )
+    return result
+
+
+# What TensorRT-LLM's functions do: they run a kernel.
+KERNEL_BODIES = Bodies(_tunable_fp4_quantize, _nvfp4_gemm)
