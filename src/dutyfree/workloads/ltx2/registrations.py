@@ -91,6 +91,7 @@ def define(registration: str, namespace: str, bodies: Bodies) -> Operators:
     """Register two bodies as ``namespace::tunable_fp4_quantize`` and ``namespace::nvfp4_gemm``."""
     if registration == PLAIN:
         return Operators(PLAIN, bodies.quantize, bodies.gemm)
+    make: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]]
     make = {"custom_op": _custom_op, "library": _library, "accelerated": _accelerated, "dutyfree": _dutyfree}
     quantize, gemm = (
         make[registration](f"{namespace}::{name}", body)
