@@ -133,42 +133,51 @@ bool BoundArguments::fail_for(PyObject* no_tensor) {
 }
 
 bool BoundArguments::check(const Signature& signature) {
-  const auto& slots = signature.slots();
-  for (std::size_t index = 0; index < slots.size(); ++index) {
-    const Slot& slot = slots[index];
-    PyObject* value = this->value(index);
-    if (value == nullptr) {
-      if (!slot.has_default) [[unlikely]] {
-        return fail(Reason::ArgumentCount, static_cast<int>(index));
-      }
-      continue;
-    }
-    if (value == Py_None && (slot.type.optional || seeded(Fault::NoneAccepted))) {
-      continue;
-    }
-    bool fits = true;
-    if (slot.type.list) {
-      fits = copy_list(index, slot.type, value);
-    } else if (slot.type.kind == ValueKind::Tensor) {
-      fits = check_tensor(slot.type, value);
-    } else {
-      const Fit fit = fit_scalar(slot.type.kind, value);
-      if (fit == Fit::Converts) [[unlikely]] {
-        PyObject* converted = int_as_float(value);
-        fits = converted != nullptr || fail(Reason::ArgumentType);
-        if (fits) {
-          set_owned(index, converted);
-        }
-      } else {
-        fits = fit == Fit::Passes || fail(Reason::ArgumentType);
-      }
-    }
-    if (!fits) [[unlikely]] {
+  const Slot* slots = signature.slots().data();
+  PyObject* const* values = storage_.data() + 1;
+  // What a call by position leaves out at the end has nothing to check, unless something is missing.
+  const std::size_t end = end_ >= signature.required_count() ? end_ : signature.slots().size();
+  // In registers: through this object each tensor would wait for the one before it.
+  c10::DispatchKeySet keys;
+  bool may_require_grad = false;
+  for (std::size_t index = 0; index < end; ++index) {
+    PyObject* value = values[index];
+    if (slots[index].type.is_tensor && value != nullptr && torch_compat::is_exact_tensor(value)) [[likely]] {
+      const c10::TensorImpl& tensor = *torch_compat::tensor_impl(value);
+      keys = keys | tensor.key_set();
+      may_require_grad |= torch_compat::has_autograd_state(tensor);
+    } else if (!check_slot(slots[index], index, value)) [[unlikely]] {
       failed_argument_ = static_cast<int>(index);
       return false;
     }
   }
+  add_keys(keys, may_require_grad);
   return check_keys();
+}
+
+bool BoundArguments::check_slot(const Slot& slot, std::size_t index, PyObject* value) {
+  if (value == nullptr) {
+    return slot.has_default || fail(Reason::ArgumentCount);
+  }
+  if (value == Py_None && (slot.type.optional || seeded(Fault::NoneAccepted))) {
+    return true;
+  }
+  if (slot.type.list) {
+    return copy_list(index, slot.type, value);
+  }
+  if (slot.type.kind == ValueKind::Tensor) {
+    return check_tensor(slot.type, value);
+  }
+  const Fit fit = fit_scalar(slot.type.kind, value);
+  if (fit == Fit::Converts) [[unlikely]] {
+    PyObject* converted = int_as_float(value);
+    if (converted == nullptr) {
+      return fail(Reason::ArgumentType);
+    }
+    set_owned(index, converted);
+    return true;
+  }
+  return fit == Fit::Passes || fail(Reason::ArgumentType);
 }
 
 // The elements are checked as they are copied: making the list may run a finaliser that changes the caller's list, and
@@ -236,8 +245,11 @@ bool BoundArguments::drop_and_fill_defaults(const Signature& signature) {
     }
     --passed_;
   }
+  if (!named_) {
+    return true;
+  }
   for (std::size_t index = 0; index < passed_; ++index) {
-    if (value(index) != nullptr) [[likely]] {
+    if (value(index) != nullptr) {
       continue;
     }
     PyObject* fill = slots[index].default_value.get();

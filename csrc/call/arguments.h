@@ -2,6 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -52,8 +53,13 @@ class BoundArguments {
     for (std::size_t index = call.positional; index < count; ++index) {
       values[index] = nullptr;
     }
-    if ((call.keywords != nullptr || call.keyword_dict != nullptr) && !place_keywords(signature, call)) {
-      return false;
+    end_ = call.positional;
+    if (call.keywords != nullptr || call.keyword_dict != nullptr) {
+      end_ = count;
+      named_ = true;
+      if (!place_keywords(signature, call)) {
+        return false;
+      }
     }
     placed_ = true;
     return true;
@@ -97,7 +103,7 @@ class BoundArguments {
   // Drops trailing arguments that equal their defaults and fills the other omitted ones in, as PyTorch does before a
   // body runs. False with a Python error set when memory runs out.
   bool settle_defaults(const Signature& signature) {
-    passed_ = signature.positional_count();
+    passed_ = std::min(end_, signature.positional_count());
     return !signature.has_positional_defaults() || drop_and_fill_defaults(signature);
   }
 
@@ -134,6 +140,8 @@ class BoundArguments {
   bool place_keywords(const Signature& signature, const CallArguments& call);
   bool place_keyword(const Signature& signature, std::size_t first, PyObject* name, PyObject* value);
   bool drop_and_fill_defaults(const Signature& signature);
+  // Of a slot that holds something else than one plain tensor.
+  bool check_slot(const Slot& slot, std::size_t index, PyObject* value);
   void release_owned();
   [[gnu::cold]] bool fail_for(PyObject* no_tensor);
   bool copy_list(std::size_t slot, const ValueType& type, PyObject* sequence);
@@ -158,6 +166,8 @@ class BoundArguments {
 
   c10::DispatchKeySet keys_;
   c10::DispatchKeySet every_key_;  // the same of all tensors
+  std::size_t end_ = 0;  // no value is placed from this slot on
+  bool named_ = false;   // some were given by name, so that a value may be missing before one that is there
   bool placed_ = false;
   bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object

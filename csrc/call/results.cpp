@@ -23,7 +23,7 @@ class AliasCheck {
       return true;
     }
     const c10::StorageImpl* storage = torch_compat::storage_identity(tensor);
-    if (storage == nullptr || count_ == seen_.size()) {
+    if (count_ == seen_.size() || !has_own_storage(op_, arguments_, tensor)) {
       return false;
     }
     for (std::size_t index = 0; index < count_; ++index) {
@@ -32,11 +32,7 @@ class AliasCheck {
       }
     }
     seen_[count_++] = storage;
-    return seeded(Fault::InputAliasUnchecked) ||
-           !arguments_.any_tensor(op_.signature(), op_.signature().tensor_slots(),
-                                  [storage](const c10::TensorImpl& input) {
-                                    return torch_compat::storage_identity(input) == storage;
-                                  });
+    return true;
   }
 
  private:

@@ -3,6 +3,7 @@
 #include "call/arguments.h"
 #include "call/operator.h"
 #include "py_ref.h"
+#include "seeded_fault.h"
 #include "torch_compat/tensor.h"
 
 namespace dutyfree::call {
@@ -17,13 +18,25 @@ PyObject* settle_any_result(const Operator& op,
                             PyObject* judge,
                             int kernels_crossed);
 
-// The same, which for the usual result without an alias check is nothing to do.
+// Whether a result shares its storage with no argument; false also where only PyTorch's own check can tell.
+inline bool has_own_storage(const Operator& op, const BoundArguments& arguments, const c10::TensorImpl& result) {
+  const c10::StorageImpl* storage = torch_compat::storage_identity(result);
+  return storage != nullptr && (seeded(Fault::InputAliasUnchecked) ||
+                                !arguments.any_tensor(op.signature(), op.signature().tensor_slots(),
+                                                      [storage](const c10::TensorImpl& input) {
+                                                        return torch_compat::storage_identity(input) == storage;
+                                                      }));
+}
+
+// The same as settle_any_result, with a short way for the usual result: one plain tensor that is no argument's alias.
 [[gnu::always_inline]] inline PyObject* settle_result(const Operator& op,
                                                       const BoundArguments& arguments,
                                                       PyRef result,
                                                       PyObject* judge,
                                                       int kernels_crossed) {
-  if (judge == nullptr && op.signature().returns_tensor() && torch_compat::is_plain_tensor(result.get())) [[likely]] {
+  if (op.signature().returns_tensor() && torch_compat::is_plain_tensor(result.get()) &&
+      (judge == nullptr ||
+       (!op.returns_mutated() && has_own_storage(op, arguments, *torch_compat::tensor_impl(result.get()))))) [[likely]] {
     return result.release();
   }
   return settle_any_result(op, arguments, std::move(result), judge, kernels_crossed);

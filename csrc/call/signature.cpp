@@ -90,6 +90,9 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     if (!argument.kwarg_only()) {
       signature.positional_count_ = index + 1U;
     }
+    if (!slot.has_default) {
+      signature.required_count_ = index + 1U;
+    }
     if (slot.type.kind == ValueKind::Tensor) {
       signature.tensor_slots_.push_back(index);
       if (!argument.kwarg_only()) {

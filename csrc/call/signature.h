@@ -58,6 +58,8 @@ class Signature {
   // Slots before this index are positional (or named), those from it on are keyword-only.
   std::size_t positional_count() const { return positional_count_; }
   bool has_positional_defaults() const { return has_positional_defaults_; }
+  // Slots from this index on have defaults: a call by position that reaches it leaves out nothing that it must have.
+  std::size_t required_count() const { return required_count_; }
   // Whether the result is one tensor.
   bool returns_tensor() const { return returns_tensor_; }
   // Slots that hold tensors or lists of tensors, and those of them that the schema says are mutated.
@@ -78,6 +80,7 @@ class Signature {
   std::vector<Slot> slots_;
   std::vector<ValueType> results_;
   std::size_t positional_count_ = 0;
+  std::size_t required_count_ = 0;
   std::vector<std::uint8_t> tensor_slots_;
   std::vector<std::uint8_t> mutated_slots_;
   std::vector<std::uint8_t> gradient_slots_;
