@@ -92,9 +92,9 @@ def test_a_pattern_of_six_arguments_matches_and_is_replaced(results: dict[str, R
 
 
 def test_compiled_latents_are_within_tolerance(results: dict[str, Result]) -> None:
-    # Traced graphs run by ATen: they differ from eager in nothing but what decompositions round otherwise.
+    # Traced graphs run by ATen: on torch 2.13 even bitwise the same, but decompositions may round otherwise.
     for registration, result in results.items():
-        assert result["difference"] <= 0.05, registration
+        assert result["difference"] <= 0.01, registration
 
 
 def register_twice() -> None:

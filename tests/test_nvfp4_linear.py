@@ -101,6 +101,36 @@ def test_strided_input() -> None:
     close(NVFP4Linear.from_linear(of)(given), expected(of, given.contiguous()))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_that_is_not_fused_is_added_to_the_rounded_product(dtype: torch.dtype) -> None:
+    source, given = linear(dtype=dtype), x(5, 64, dtype=dtype)
+    plain = nn.Linear(64, 48, bias=False, dtype=dtype)
+    plain.weight = source.weight
+    unfused = NVFP4Linear.from_linear(source, fuse_bias=False)
+    assert torch.equal(unfused(given), NVFP4Linear.from_linear(plain)(given) + source.bias.detach())
+    assert repr(unfused).endswith("fuse_bias=False)")
+    model = nn.Sequential(source)
+    quantize_linears(model, fuse_bias=False)
+    assert torch.equal(model(given), unfused(given))
+
+
+@pytest.mark.parametrize(("bias", "fuse_bias"), [(False, True), (False, False), (True, False)])
+def test_without_a_fused_bias_the_product_has_six_arguments(
+    bias: bool, fuse_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = NVFP4Linear.from_linear(linear(bias=bias), fuse_bias=fuse_bias)
+    seen = []
+
+    def gemm(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append((len(args), kwargs))
+        return original(*args, **kwargs)
+
+    original = dutyfree.ops.nvfp4_gemm
+    monkeypatch.setattr(dutyfree.ops, "nvfp4_gemm", gemm)
+    layer(x(3, 64))
+    assert seen == [(6, {})]
+
+
 def test_a_bias_of_another_dtype_than_the_activations() -> None:
     of, given = linear(dtype=torch.bfloat16), x(5, 64, dtype=torch.float16)
     close(NVFP4Linear.from_linear(of)(given), expected(of, given))

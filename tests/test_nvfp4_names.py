@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import dutyfree
 from isolated import run_isolated
 
 GEMM = (
@@ -58,6 +59,10 @@ def keep_theirs() -> None:
     assert (values == 0x77).all()
     assert scales.tolist() == [0x38]
     assert dutyfree.ops.fp4_dequantize(values, scales, torch.ones(1)).tolist() == [[6.0] * 16]
+    # Ours has a name beside theirs.
+    own = dutyfree.ops.nvfp4.own_gemm
+    assert own._qualname == "dutyfree::nvfp4_gemm"
+    assert own(*_arguments()).tolist() == [[0.0]]
 
 
 def test_theirs_are_kept_when_asked_to() -> None:
@@ -106,3 +111,20 @@ def test_calls_go_the_direct_way_however_the_operator_is_spelled(name: str) -> N
         assert dutyfree.explain(op, *given).path == "direct"
         op(*given)
     assert dutyfree.stats()[f"trtllm::{name}"].calls["direct"] == before + 3
+
+
+@pytest.mark.parametrize("name", ["tunable_fp4_quantize", "nvfp4_gemm"])
+def test_the_names_of_dutyfree_are_the_same_operators(name: str) -> None:
+    from dutyfree import ops
+
+    own = {"tunable_fp4_quantize": ops.nvfp4.own_quantize, "nvfp4_gemm": ops.nvfp4.own_gemm}[name]
+    other = getattr(ops, name)
+    assert str(own._opoverload._schema) == str(other._opoverload._schema).replace("trtllm::", "dutyfree::")
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    scale = ops.global_scale(x)
+    quantized = ops.tunable_fp4_quantize(x, scale, 16, True)
+    values, factors = quantized
+    gemm = (values, values, factors, factors, scale, torch.float32)
+    arguments = (x, scale, 16, True) if name == "tunable_fp4_quantize" else gemm
+    torch.testing.assert_close(own(*arguments), other(*arguments), rtol=0, atol=0)
+    assert dutyfree.explain(own, *arguments).path == "direct"
