@@ -16,7 +16,7 @@ PyRef text_or_none(const std::string& text) {
              : PyRef::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-PyRef dict_of(const std::vector<std::pair<std::string, std::string>>& pairs) {
+PyRef dict_of(const LeftOut& pairs) {
   PyRef dict = PyRef::steal(PyDict_New());
   for (const auto& [name, value] : pairs) {
     // Other people's messages: in whatever encoding.
@@ -42,6 +42,16 @@ PyRef collect(Rows rows, Row row) {
     }
   }
   return list;
+}
+
+// (operator, configuration, dims, tactic, microseconds, {tactic left out: reason})
+PyRef row_of(const std::string& name, const Choice& choice) {
+  const PyRef dims = python_dims(choice.dims);
+  const PyRef left_out = dict_of(choice.left_out);
+  return PyRef::steal(!dims || !left_out
+                          ? nullptr
+                          : Py_BuildValue("ssOsdO", name.c_str(), choice.configuration.c_str(), dims.get(),
+                                          choice.tactic.c_str(), choice.microseconds, left_out.get()));
 }
 
 // (operator, configuration, dims, fallback or None, a file's unknown tactic or None)
@@ -87,20 +97,27 @@ PyObject* python_is_tuning(PyObject*, PyObject*) { return PyBool_FromLong(tuning
 
 PyObject* python_measured_choices(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(measured_choices()); }
 
-// tuning_choices() -> [(operator, configuration, dims, tactic, microseconds, {tactic left out: reason})]
+// tuning_choices() -> [row_of(...)], those in use
 PyObject* python_choices(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   return collect([](const TunedOperator& op) { return op.choices(); },
-                 [](const TunedOperator& op, const Choice& choice) {
-                   const PyRef dims = python_dims(choice.dims);
-                   const PyRef left_out = dict_of(choice.left_out);
-                   return PyRef::steal(!dims || !left_out
-                                           ? nullptr
-                                           : Py_BuildValue("ssOsdO", op.name().c_str(), choice.configuration.c_str(),
-                                                           dims.get(), choice.tactic.c_str(), choice.microseconds,
-                                                           left_out.get()));
-                 })
+                 [](const TunedOperator& op, const Choice& choice) { return row_of(op.name(), choice); })
       .release();
+  END_HANDLE_TH_ERRORS
+}
+
+// waiting_choices() -> [row_of(...)], those whose operator or tactic does not exist yet
+PyObject* python_waiting(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyRef list = collect([](const TunedOperator& op) { return op.waiting(); },
+                       [](const TunedOperator& op, const Choice& choice) { return row_of(op.name(), choice); });
+  for (const auto& [name, choice] : kept_choices()) {
+    const PyRef row = !list ? PyRef() : row_of(name, choice);
+    if (!row || PyList_Append(list.get(), row.get()) != 0) {
+      return nullptr;
+    }
+  }
+  return list.release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -111,7 +128,7 @@ PyObject* python_misses(PyObject*, PyObject*) {
                        [](const TunedOperator& op, const Miss& miss) { return row_of(op.name(), miss); });
   // An operator that was not made yet lacks every tactic.
   for (const auto& [name, choice] : kept_choices()) {
-    const PyRef row = !list ? PyRef() : row_of(name, {choice.configuration, choice.dims, "", choice.tactic});
+    const PyRef row = !list ? PyRef() : row_of(name, Miss{choice.configuration, choice.dims, "", choice.tactic});
     if (!row || PyList_Append(list.get(), row.get()) != 0) {
       return nullptr;
     }
@@ -120,23 +137,33 @@ PyObject* python_misses(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// restore_choice(operator, configuration, dims, tactic, microseconds)
+// restore_choice(operator, configuration, dims, tactic, microseconds, {tactic left out: reason})
 PyObject* python_restore(PyObject*, PyObject* args) {
   const char *name = nullptr, *configuration = nullptr, *tactic = nullptr;
-  PyObject* sizes = nullptr;
+  PyObject *sizes = nullptr, *left_out = nullptr;
   double microseconds = 0;
-  if (!PyArg_ParseTuple(args, "ssO!sd", &name, &configuration, &PyTuple_Type, &sizes, &tactic, &microseconds)) {
+  if (!PyArg_ParseTuple(args, "ssO!sd|O!", &name, &configuration, &PyTuple_Type, &sizes, &tactic, &microseconds,
+                        &PyDict_Type, &left_out)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  std::vector<std::int64_t> dims;
+  Choice choice{configuration, {}, tactic, microseconds, {}};
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(sizes); ++index) {
-    dims.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, index)));
-    if (dims.back() == -1 && PyErr_Occurred() != nullptr) {
+    choice.dims.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, index)));
+    if (choice.dims.back() == -1 && PyErr_Occurred() != nullptr) {
       return nullptr;
     }
   }
-  restore_choice(name, configuration, dims, tactic, microseconds);
+  PyObject *left = nullptr, *reason = nullptr;
+  for (Py_ssize_t next = 0; left_out != nullptr && PyDict_Next(left_out, &next, &left, &reason) != 0;) {
+    const char* left_text = PyUnicode_AsUTF8(left);
+    const char* reason_text = left_text == nullptr ? nullptr : PyUnicode_AsUTF8(reason);
+    if (reason_text == nullptr) {
+      return nullptr;
+    }
+    choice.left_out.emplace_back(left_text, reason_text);
+  }
+  restore_choice(name, choice);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -144,6 +171,13 @@ PyObject* python_restore(PyObject*, PyObject* args) {
 PyObject* python_forget(PyObject*, PyObject*) {
   forget_choices();
   Py_RETURN_NONE;
+}
+
+PyObject* python_load_default_cache(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  host::load_default_cache();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* python_skip_default_cache(PyObject*, PyObject*) {
@@ -157,9 +191,11 @@ PyMethodDef tuning_functions[] = {
     {"is_tuning", python_is_tuning, METH_NOARGS, "Whether calls without a choice measure now."},
     {"measured_choices", python_measured_choices, METH_NOARGS, "Choices measured since the process began."},
     {"tuning_choices", python_choices, METH_NOARGS, "Every operator's choices."},
+    {"waiting_choices", python_waiting, METH_NOARGS, "The choices that wait for their operator or tactic."},
     {"tuning_misses", python_misses, METH_NOARGS, "Every key that calls found no choice for."},
     {"restore_choice", python_restore, METH_VARARGS, "Take a choice for one that was measured here."},
     {"forget_choices", python_forget, METH_NOARGS, "Forget every operator's choices."},
+    {"load_default_cache", python_load_default_cache, METH_NOARGS, "Read the default cache, unless that was decided."},
     {"skip_default_cache", python_skip_default_cache, METH_NOARGS, "Never read the default cache by itself."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -41,6 +41,9 @@ inline constexpr std::int64_t bucket(std::int64_t size) noexcept {
 
 inline constexpr int kNoTactic = -1;
 
+// Names of tactics that can't be run, and why.
+using LeftOut = std::vector<std::pair<std::string, std::string>>;
+
 // Keys with their choices: insert-only open addressing. Looking up takes no lock, allocates nothing and may run while
 // another thread inserts, replaces or clears; entries and outgrown tables live as long as the table, whose size that at
 // most doubles.
@@ -68,9 +71,9 @@ class TacticTable {
     void set_fallback(int tactic) noexcept { choice_.store(kFirstFallback - tactic, std::memory_order_release); }
     void clear() noexcept { choice_.store(kNoTactic, std::memory_order_release); }
 
-    // Read and written under the same lock. What left_out has of a tactic's name is why it could not be measured.
+    // Read and written under the same lock.
     double microseconds = 0;
-    std::vector<std::pair<std::string, std::string>> left_out;
+    LeftOut left_out;
     // The tactic that a file has for this key, while no code has named a tactic like that.
     std::string awaited;
 

@@ -12,18 +12,12 @@
 namespace dutyfree::autotune {
 namespace {
 
-// A choice that was restored before its operator was made.
-struct Kept {
-  std::string tactic;
-  double microseconds;
-};
-
 struct Registry {
   // Taken before an operator's own. Recursive, since an operator's constructor takes it too.
   std::recursive_mutex mutex;
   std::map<std::string, TunedOperator*, std::less<>> operators;
-  // By operator, then by configuration and sizes.
-  std::map<std::string, std::map<std::pair<std::string, std::vector<std::int64_t>>, Kept>, std::less<>> kept;
+  // Choices that were restored before their operator was made: by operator, then by configuration and sizes.
+  std::map<std::string, std::map<std::pair<std::string, std::vector<std::int64_t>>, Choice>, std::less<>> kept;
 };
 
 // Never destroyed: operators may be, after it.
@@ -71,7 +65,7 @@ TunedOperator::TunedOperator(std::string name, std::initializer_list<std::string
   const auto kept = registry().kept.find(name_);
   if (kept != registry().kept.end()) {
     for (const auto& [key, choice] : kept->second) {
-      restore(key.first, key.second, choice.tactic, choice.microseconds);
+      restore(choice);
     }
   }
   registry().operators.emplace(name_, this);
@@ -187,21 +181,19 @@ int TunedOperator::miss(KeyView key, const std::vector<int>& candidates, int fal
   return fallback;
 }
 
-void TunedOperator::restore(std::string_view configuration,
-                            const std::vector<std::int64_t>& dims,
-                            std::string_view tactic,
-                            double microseconds) {
+void TunedOperator::restore(const Choice& choice) {
   const std::lock_guard lock(mutex_);
-  const std::uint32_t number = intern(configuration, configurations_, configuration_numbers_);
-  Entry& entry = table_.at({number, dims});
-  entry.microseconds = microseconds;
-  entry.left_out.clear();
-  const auto known = tactic_numbers_.find(tactic);
+  const std::uint32_t number =
+      intern(std::string_view(choice.configuration), configurations_, configuration_numbers_);
+  Entry& entry = table_.at({number, choice.dims});
+  entry.microseconds = choice.microseconds;
+  entry.left_out = choice.left_out;
+  const auto known = tactic_numbers_.find(choice.tactic);
   if (known != tactic_numbers_.end()) {
     entry.awaited.clear();
     entry.set_measured(known->second);
   } else {
-    entry.awaited = tactic;
+    entry.awaited = choice.tactic;
     entry.clear();
   }
 }
@@ -221,12 +213,18 @@ std::vector<Choice> TunedOperator::choices() const {
   std::vector<Choice> result;
   for (const auto& entry : table_.entries()) {
     if (entry->is_measured()) {
-      const KeyView key = entry->key();
-      result.push_back({configurations_[key.configuration],
-                        {key.dims.begin(), key.dims.end()},
-                        tactics_[static_cast<std::size_t>(entry->choice())],
-                        entry->microseconds,
-                        entry->left_out});
+      result.push_back(choice_of(*entry, tactics_[static_cast<std::size_t>(entry->choice())]));
+    }
+  }
+  return result;
+}
+
+std::vector<Choice> TunedOperator::waiting() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Choice> result;
+  for (const auto& entry : table_.entries()) {
+    if (!entry->awaited.empty() && entry->fallback() < 0) {
+      result.push_back(choice_of(*entry, entry->awaited));
     }
   }
   return result;
@@ -246,6 +244,15 @@ std::vector<Miss> TunedOperator::misses() const {
     }
   }
   return result;
+}
+
+Choice TunedOperator::choice_of(const Entry& entry, std::string tactic) const {
+  const KeyView key = entry.key();
+  return {configurations_[key.configuration],
+          {key.dims.begin(), key.dims.end()},
+          std::move(tactic),
+          entry.microseconds,
+          entry.left_out};
 }
 
 std::string TunedOperator::describe(KeyView key) const {
@@ -276,17 +283,13 @@ TunedOperator& tuned_operator(std::string_view name) {
   return found != registry().operators.end() ? *found->second : *new TunedOperator(std::string(name));
 }
 
-void restore_choice(std::string_view name,
-                    const std::string& configuration,
-                    const std::vector<std::int64_t>& dims,
-                    const std::string& tactic,
-                    double microseconds) {
+void restore_choice(std::string_view name, const Choice& choice) {
   const std::lock_guard lock(registry().mutex);
   const auto found = registry().operators.find(name);
   if (found != registry().operators.end()) {
-    found->second->restore(configuration, dims, tactic, microseconds);
+    found->second->restore(choice);
   } else {
-    registry().kept[std::string(name)].insert_or_assign({configuration, dims}, Kept{tactic, microseconds});
+    registry().kept[std::string(name)].insert_or_assign({choice.configuration, choice.dims}, choice);
   }
 }
 
@@ -295,7 +298,7 @@ std::vector<std::pair<std::string, Choice>> kept_choices() {
   std::vector<std::pair<std::string, Choice>> result;
   for (const auto& [name, choices] : registry().kept) {
     for (const auto& [key, choice] : choices) {
-      result.emplace_back(name, Choice{key.first, key.second, choice.tactic, choice.microseconds, {}});
+      result.emplace_back(name, choice);
     }
   }
   return result;

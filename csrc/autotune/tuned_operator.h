@@ -21,7 +21,7 @@ struct Choice {
   std::vector<std::int64_t> dims;
   std::string tactic;
   double microseconds = 0;
-  std::vector<std::pair<std::string, std::string>> left_out;
+  LeftOut left_out;
 };
 
 // A key that a call found no choice for.
@@ -68,13 +68,12 @@ class TunedOperator {
   // ended a measurement (a ctrl-C) or what a warning became.
   int decide(KeyView key, const std::vector<int>& candidates, int fallback, const Work& work);
 
-  // What files and people do. `restore` takes a choice for one that was measured.
-  void restore(std::string_view configuration,
-               const std::vector<std::int64_t>& dims,
-               std::string_view tactic,
-               double microseconds);
+  // What files, other ranks and people do. `restore` takes a choice for one that was measured, in place of the one that
+  // there is. `waiting` has those of a tactic that no code has named yet, unless a call came since and lacked it.
+  void restore(const Choice& choice);
   void forget();
   std::vector<Choice> choices() const;
+  std::vector<Choice> waiting() const;
   std::vector<Miss> misses() const;
 
  private:
@@ -83,6 +82,8 @@ class TunedOperator {
   int miss(KeyView key, const std::vector<int>& candidates, int fallback, bool captured);
   void keep(KeyView key, const Measurement& measurement);
   std::string describe(KeyView key) const;
+  // An entry's choice, of this tactic.
+  Choice choice_of(const Entry& entry, std::string tactic) const;
 
   const std::string name_;
   TacticTable table_;
@@ -101,12 +102,8 @@ std::vector<TunedOperator*> tuned_operators();
 // The one with this name, made for the life of the process if there is none. Any thread.
 TunedOperator& tuned_operator(std::string_view name);
 
-// What files say of operators that may not exist yet: kept until the operator does. Any thread.
-void restore_choice(std::string_view name,
-                    const std::string& configuration,
-                    const std::vector<std::int64_t>& dims,
-                    const std::string& tactic,
-                    double microseconds);
+// What files and other ranks say of operators that may not exist yet: kept until the operator does. Any thread.
+void restore_choice(std::string_view name, const Choice& choice);
 // What is kept, by the operators' names.
 std::vector<std::pair<std::string, Choice>> kept_choices();
 // Forgets the choices of every operator, and what is kept.

@@ -271,7 +271,7 @@ TEST(TunedOperator, ThrowsWhatAWarningBecame) {
 
 TEST(TunedOperator, RestoresAChoiceOfATacticThatItHas) {
   TunedOperator tuned("test::restored", {"a", "b"});
-  tuned.restore("bf16", {16, 64}, "b", 3.5);
+  tuned.restore({"bf16", {16, 64}, "b", 3.5, {}});
   const Key key{.configuration = tuned.configuration("bf16"), .size = 2, .dims = {16, 64}};
   EXPECT_EQ(tuned.find(key), 1);
   EXPECT_EQ(tuned.find(key_of(16)), kNoTactic) << "of another configuration";
@@ -280,7 +280,7 @@ TEST(TunedOperator, RestoresAChoiceOfATacticThatItHas) {
 
 TEST(TunedOperator, IgnoresAChoiceOfAnUnknownTacticUntilItIsNamed) {
   TunedOperator tuned("test::unknown", {"a"});
-  tuned.restore("", {16, 64}, "later", 1);
+  tuned.restore({"", {16, 64}, "later", 1, {}});
   EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
   EXPECT_TRUE(tuned.choices().empty());
   ASSERT_EQ(tuned.misses().size(), 1U);
@@ -294,14 +294,32 @@ TEST(TunedOperator, IgnoresAChoiceOfAnUnknownTacticUntilItIsNamed) {
   EXPECT_EQ(tuned.find(key_of(16)), later);
 }
 
+TEST(TunedOperator, ListsWhatWaitsForItsTacticUntilACallLacksIt) {
+  TunedOperator tuned("test::waiting", {"a"});
+  tuned.restore({"", {16, 64}, "later", 1.5, {{"a", "no"}}});
+  tuned.restore({"", {32, 64}, "never", 1, {}});
+  ASSERT_EQ(tuned.waiting().size(), 2U);
+  EXPECT_EQ(tuned.waiting()[0].tactic, "later");
+  EXPECT_EQ(tuned.waiting()[0].microseconds, 1.5);
+  EXPECT_EQ(tuned.waiting()[0].left_out, (LeftOut{{"a", "no"}}));
+  {
+    const CaughtWarnings caught;
+    (void)tuned.decide(key_of(32), {0}, 0, {});
+  }
+  EXPECT_EQ(tuned.waiting().size(), 1U) << "the call had no tactic of that name";
+  (void)tuned.tactic("later");
+  EXPECT_TRUE(tuned.waiting().empty());
+  EXPECT_EQ(tuned.choices().at(0).left_out, (LeftOut{{"a", "no"}}));
+}
+
 TEST(TunedOperator, ForgetsEveryChoice) {
   TunedOperator tuned("test::forgotten", {"a"});
-  tuned.restore("", {16, 64}, "a", 1);
-  tuned.restore("", {32, 64}, "unknown", 1);
+  tuned.restore({"", {16, 64}, "a", 1, {}});
+  tuned.restore({"", {32, 64}, "unknown", 1, {}});
   tuned.forget();
   EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
   EXPECT_TRUE(tuned.misses().empty());
-  tuned.restore("", {16, 64}, "a", 1);
+  tuned.restore({"", {16, 64}, "a", 1, {}});
   EXPECT_EQ(tuned.find(key_of(16)), 0);
 }
 
@@ -312,9 +330,9 @@ TEST(TunedOperator, HasANameOfItsOwn) {
 }
 
 TEST(TunedOperator, TakesWhatWasRestoredBeforeItWasMade) {
-  restore_choice("test::early", "bf16", {16, 64}, "a", 2);
-  restore_choice("test::early", "bf16", {16, 64}, "b", 3);
-  restore_choice("test::early", "", {32, 64}, "later", 1);
+  restore_choice("test::early", {"bf16", {16, 64}, "a", 2, {}});
+  restore_choice("test::early", {"bf16", {16, 64}, "b", 3, {}});
+  restore_choice("test::early", {"", {32, 64}, "later", 1, {}});
   {
     TunedOperator tuned("test::early", {"a", "b"});
     const Key key{.configuration = tuned.configuration("bf16"), .size = 2, .dims = {16, 64}};
@@ -324,7 +342,7 @@ TEST(TunedOperator, TakesWhatWasRestoredBeforeItWasMade) {
     EXPECT_EQ(tuned.find(key_of(32)), later);
     EXPECT_EQ(&tuned_operator("test::early"), &tuned);
     EXPECT_THROW(TunedOperator("test::early"), std::invalid_argument) << "it exists now";
-    restore_choice("test::early", "bf16", {16, 64}, "a", 2);
+    restore_choice("test::early", {"bf16", {16, 64}, "a", 2, {}});
     EXPECT_EQ(tuned.find(key), 0);
   }
   const TunedOperator again("test::early", {"a", "b"});
@@ -332,7 +350,7 @@ TEST(TunedOperator, TakesWhatWasRestoredBeforeItWasMade) {
 }
 
 TEST(TunedOperator, IsMadeByItsNameWithWhatWasRestoredBefore) {
-  restore_choice("test::by name", "", {16, 64}, "a", 2);
+  restore_choice("test::by name", {"", {16, 64}, "a", 2, {}});
   TunedOperator& tuned = tuned_operator("test::by name");
   EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
   const int a = tuned.tactic("a");
@@ -340,7 +358,7 @@ TEST(TunedOperator, IsMadeByItsNameWithWhatWasRestoredBefore) {
 }
 
 TEST(TunedOperator, TakesNothingThatWasForgottenBeforeItWasMade) {
-  restore_choice("test::forgotten early", "", {16, 64}, "a", 2);
+  restore_choice("test::forgotten early", {"", {16, 64}, "a", 2, {}});
   forget_choices();
   const TunedOperator tuned("test::forgotten early", {"a"});
   EXPECT_EQ(tuned.find(key_of(16)), kNoTactic);
@@ -348,7 +366,7 @@ TEST(TunedOperator, TakesNothingThatWasForgottenBeforeItWasMade) {
 
 TEST(TunedOperator, NeverDecidesForATacticThatIsNoCandidate) {
   TunedOperator tuned("test::not usable", {"a", "b", "c"});
-  tuned.restore("", {16, 64}, "c", 1);
+  tuned.restore({"", {16, 64}, "c", 1, {}});
   {
     const CaughtWarnings caught;
     EXPECT_EQ(tuned.decide(key_of(16), {0, 1}, 0, {}), 0);
@@ -433,8 +451,8 @@ TEST(TunedOperator, TellsAllOfManyKeysApart) {
   // Powers of two, as buckets are, and keys of which one is the beginning of another.
   for (int high = 0; high < 40; ++high) {
     for (int low = 0; low < 40; ++low) {
-      tuned.restore("", {1LL << high, 1LL << low}, "t" + std::to_string((high * 7 + low) % 100), 1);
-      tuned.restore("", {1LL << high, 1LL << low, 0}, "t" + std::to_string((high + low) % 100), 1);
+      tuned.restore({"", {1LL << high, 1LL << low}, "t" + std::to_string((high * 7 + low) % 100), 1, {}});
+      tuned.restore({"", {1LL << high, 1LL << low, 0}, "t" + std::to_string((high + low) % 100), 1, {}});
     }
   }
   for (int high = 0; high < 40; ++high) {
@@ -447,7 +465,7 @@ TEST(TunedOperator, TellsAllOfManyKeysApart) {
 
 TEST(TunedOperator, IsReadWhileAnotherThreadAddsAndReplaces) {
   TunedOperator tuned("test::threads", {"even", "odd"});
-  tuned.restore("", {1, 64}, "even", 1);
+  tuned.restore({"", {1, 64}, "even", 1, {}});
   std::atomic<bool> done{false};
   std::atomic<int> wrong{0};
   std::vector<std::thread> readers;
@@ -465,8 +483,8 @@ TEST(TunedOperator, IsReadWhileAnotherThreadAddsAndReplaces) {
     });
   }
   for (std::int64_t columns = 0; columns < 2000; ++columns) {
-    tuned.restore("", {2, columns}, columns % 2 == 0 ? "even" : "odd", 1);
-    tuned.restore("", {1, 64}, columns % 2 == 0 ? "odd" : "even", 1);
+    tuned.restore({"", {2, columns}, columns % 2 == 0 ? "even" : "odd", 1, {}});
+    tuned.restore({"", {1, 64}, columns % 2 == 0 ? "odd" : "even", 1, {}});
   }
   done = true;
   for (std::thread& reader : readers) {
@@ -551,7 +569,7 @@ TEST(TunedOperator, IsFoundFasterThanInAMapOfTheSameKeys) {
   TunedOperator tuned("test::cost", {"a"});
   std::unordered_map<std::vector<std::int64_t>, int, Hash> map;
   for (std::int64_t rows = 1; rows <= 1 << 14; rows *= 2) {
-    tuned.restore("", {rows, 4096, 4096, 1}, "a", 1);
+    tuned.restore({"", {rows, 4096, 4096, 1}, "a", 1, {}});
     map[{rows, 4096, 4096, 1}] = 0;
   }
   const double found = nanoseconds_each([&](int runs) {
