@@ -54,8 +54,8 @@ class Choice:
             dimensions, those that are bucketed as ``~``.
         dims: The sizes, bucketed where the operator says so.
         tactic: The chosen tactic's name.
-        us: Its time in microseconds.
-        left_out: Tactics that raised, and what they said.
+        us: Its time in microseconds; once ranks agreed, the least that one measured which chose it.
+        left_out: Tactics that raised, and what they said; once ranks agreed, on any of them.
     """
 
     operator: str
@@ -77,8 +77,13 @@ class Choice:
             "us": round(self.us, 3),
         }
         if self.left_out:
-            entry["left_out"] = {name: reason[:_LONGEST_REASON] for name, reason in self.left_out.items()}
+            entry["left_out"] = shortened(self.left_out)
         return entry
+
+
+def shortened(left_out: dict[str, str]) -> dict[str, str]:
+    """What is kept of the reasons: enough to tell them apart."""
+    return {name: reason[:_LONGEST_REASON] for name, reason in left_out.items()}
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ def load(path: Path, rank: int | None = None) -> str | None:
     if difference is not None:
         return _warned(_refusal(path, difference))
     for choice in section.choices:
-        _core.restore_choice(*choice.key, choice.tactic, choice.us)
+        _core.restore_choice(*choice.key, choice.tactic, choice.us, choice.left_out)
     return None
 
 
@@ -219,8 +224,7 @@ def save(path: Path, choices: list[Choice], rank: int | None = None) -> None:
         if known is not None:
             difference = _machine.difference(known.machine, machine)
             if difference is None:
-                # What was only loaded does not know what was left out.
-                merged |= {each.key: each for each in known.choices if merged.get(each.key, each) == each}
+                merged = {each.key: each for each in known.choices} | merged
                 machine = _machine.union(known.machine, machine)
             else:
                 _keep_copy(path, difference)

@@ -3,15 +3,19 @@
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from dutyfree import _core, _tuning_cache
+from dutyfree import _core, _tuning_agreement, _tuning_cache
 from dutyfree._tuning_cache import Choice
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["AutoTuner", "Choice", "Miss", "Runner", "autotune"]
 
@@ -57,6 +61,11 @@ class AutoTuner:
     """The tactics that this process's operators chose. There is one: ``AutoTuner.get()``."""
 
     _only: "AutoTuner | None" = None
+
+    def __init__(self) -> None:
+        # What ranks agreed on, as (key, tactic), and how often they agreed on anything.
+        self._agreed: set[tuple[_tuning_agreement.Key, str]] = set()
+        self._agreements = 0
 
     @classmethod
     def get(cls) -> "AutoTuner":
@@ -118,7 +127,36 @@ class AutoTuner:
 
     def clear(self) -> None:
         """Forget every choice; files stay as they are."""
+        self._agreed.clear()
         _core.forget_choices()
+
+    def agree(self, group: "ProcessGroup | None" = None) -> list[Choice]:
+        """Give every rank of a torch.distributed group the same tactics, from now on.
+
+        A collective: all ranks of the group call it. For each operator, configuration and sizes that any of them has a
+        choice for, measured or loaded, the tactic wins that most ranks chose; of several, the one with the least time;
+        then the lowest rank's. A tactic that raised on any rank can't win. Where that leaves none, each rank keeps its
+        own, and a RuntimeWarning says so on all of them. A rank without a choice gets it, also of an operator that it
+        has not made yet. In a group of one, nothing is done.
+
+        Args:
+            group: By default all ranks. With NCCL, each rank's device has to be set (``torch.cuda.set_device``).
+
+        Returns:
+            This rank's choices that have another tactic than before, or that it did not have.
+
+        Raises:
+            RuntimeError: torch.distributed is not initialised; or what it raises where a rank is gone or does not call
+                this within the group's timeout. Nothing is changed then.
+            ValueError: This process is not in the group.
+        """
+        agreement = _tuning_agreement.agree(group)
+        if agreement.choices:
+            self._agreed.update((choice.key, choice.tactic) for choice in agreement.choices)
+            self._agreements += 1
+        if agreement.undecided:
+            warnings.warn(_tuning_agreement.warning_of(agreement.undecided), RuntimeWarning, stacklevel=2)
+        return agreement.changed
 
     def load(self, path: str | os.PathLike[str] | None = None, *, rank: int | None = None) -> str | None:
         """Use the choices in a file; by default ``$DUTYFREE_TUNING_CACHE`` or ``~/.cache/dutyfree/tuning.json``.
@@ -131,8 +169,17 @@ class AutoTuner:
         return _tuning_cache.load(_path(path), rank)
 
     def save(self, path: str | os.PathLike[str] | None = None, *, rank: int | None = None) -> None:
-        """Add the choices to a file, which other processes may be doing too."""
-        _tuning_cache.save(_path(path), self.choices(), rank)
+        """Add the choices to a file, which other processes may be doing too.
+
+        What ranks agreed on is saved also where this one has no such operator yet.
+        """
+        waiting = [Choice(*fields) for fields in _core.waiting_choices()]
+        agreed = [choice for choice in waiting if (choice.key, choice.tactic) in self._agreed]
+        _tuning_cache.save(_path(path), [*self.choices(), *agreed], rank)
+
+    def _changes(self) -> int:
+        """What has more to save than before where it is greater than before."""
+        return _core.measured_choices() + self._agreements
 
 
 @contextlib.contextmanager
@@ -151,8 +198,8 @@ def autotune(
     exception, a ctrl-C too, ends it with what was measured until then kept and saved.
 
     Args:
-        cache: A file to load before and to save after, if anything was measured. None: choices stay in this process.
-            An OSError at once where the path is of something else, such as a folder, a pipe or a device.
+        cache: A file to load before and to save after, if anything was measured or agreed on. None: choices stay in
+            this process. An OSError at once where the path is of something else, such as a folder, a pipe or a device.
         repeats: Runs of each tactic that count; the fastest is its time.
         warmup: Runs before those.
         cold: Empty the caches before each run that counts.
@@ -169,19 +216,19 @@ def autotune(
     tuner = AutoTuner.get()
     if cache is not None:
         tuner.load(cache, rank=rank)
-    measured = _core.measured_choices()
+    before = tuner._changes()
     context = _core.begin_tuning(warmup, repeats, cold, _progress())
     try:
         yield tuner
     except BaseException:
         _end(context)
-        if cache is not None and _core.measured_choices() > measured:
+        if cache is not None and tuner._changes() > before:
             # What went wrong first is what the program should see.
             with _as_warning():
                 tuner.save(cache, rank=rank)
         raise
     _end(context)
-    if cache is not None and _core.measured_choices() > measured:
+    if cache is not None and tuner._changes() > before:
         tuner.save(cache, rank=rank)
 
 
@@ -194,8 +241,6 @@ def _end(context: int) -> None:
 
 @contextlib.contextmanager
 def _as_warning() -> Iterator[None]:
-    import warnings
-
     try:
         yield
     except Exception as error:
