@@ -183,8 +183,7 @@ int TunedOperator::miss(KeyView key, const std::vector<int>& candidates, int fal
 
 void TunedOperator::restore(const Choice& choice) {
   const std::lock_guard lock(mutex_);
-  const std::uint32_t number =
-      intern(std::string_view(choice.configuration), configurations_, configuration_numbers_);
+  const std::uint32_t number = intern(std::string_view(choice.configuration), configurations_, configuration_numbers_);
   Entry& entry = table_.at({number, choice.dims});
   entry.microseconds = choice.microseconds;
   entry.left_out = choice.left_out;
