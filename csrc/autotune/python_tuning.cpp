@@ -29,6 +29,17 @@ PyRef dict_of(const LeftOut& pairs) {
   return dict;
 }
 
+PyRef list_of(const std::vector<std::string>& texts) {
+  PyRef list = PyRef::steal(PyList_New(0));
+  for (const std::string& text : texts) {
+    const PyRef made = PyRef::steal(PyUnicode_FromString(text.c_str()));
+    if (!list || !made || PyList_Append(list.get(), made.get()) != 0) {
+      return {};
+    }
+  }
+  return list;
+}
+
 // A list of what `row` makes of each of `list`, for every operator.
 template <typename Rows, typename Row>
 PyRef collect(Rows rows, Row row) {
@@ -137,6 +148,22 @@ PyObject* python_misses(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+// listed_tactics() -> [(operator, configuration, dims, [tactic])]
+PyObject* python_listed(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return collect([](const TunedOperator& op) { return op.listed(); },
+                 [](const TunedOperator& op, const Listed& listed) {
+                   const PyRef dims = python_dims(listed.dims);
+                   const PyRef tactics = list_of(listed.tactics);
+                   return PyRef::steal(!dims || !tactics
+                                           ? nullptr
+                                           : Py_BuildValue("ssOO", op.name().c_str(), listed.configuration.c_str(),
+                                                           dims.get(), tactics.get()));
+                 })
+      .release();
+  END_HANDLE_TH_ERRORS
+}
+
 // restore_choice(operator, configuration, dims, tactic, microseconds, {tactic left out: reason})
 PyObject* python_restore(PyObject*, PyObject* args) {
   const char *name = nullptr, *configuration = nullptr, *tactic = nullptr;
@@ -193,6 +220,7 @@ PyMethodDef tuning_functions[] = {
     {"tuning_choices", python_choices, METH_NOARGS, "Every operator's choices."},
     {"waiting_choices", python_waiting, METH_NOARGS, "The choices that wait for their operator or tactic."},
     {"tuning_misses", python_misses, METH_NOARGS, "Every key that calls found no choice for."},
+    {"listed_tactics", python_listed, METH_NOARGS, "What calls without a choice had to choose from."},
     {"restore_choice", python_restore, METH_VARARGS, "Take a choice for one that was measured here."},
     {"forget_choices", python_forget, METH_NOARGS, "Forget every operator's choices."},
     {"load_default_cache", python_load_default_cache, METH_NOARGS, "Read the default cache, unless that was decided."},

@@ -74,6 +74,8 @@ class TacticTable {
     // Read and written under the same lock.
     double microseconds = 0;
     LeftOut left_out;
+    // The tactics that calls of this process had for this key, as far as they had to decide.
+    std::vector<int> listed;
     // The tactic that a file has for this key, while no code has named a tactic like that.
     std::string awaited;
 

@@ -35,6 +35,14 @@ bool is_one_of(const std::vector<int>& candidates, int tactic) {
   return std::find(candidates.begin(), candidates.end(), tactic) != candidates.end();
 }
 
+void add(const std::vector<int>& tactics, std::vector<int>& all) {
+  for (const int tactic : tactics) {
+    if (!is_one_of(all, tactic)) {
+      all.push_back(tactic);
+    }
+  }
+}
+
 template <typename Number>
 Number intern(std::string_view text,
               std::deque<std::string>& texts,
@@ -129,13 +137,14 @@ int TunedOperator::decide(KeyView key, const std::vector<int>& candidates, int f
     // Most likely the call itself is wrong: running the fallback will say how.
     return fallback;
   }
-  keep(key, measurement);
+  keep(key, candidates, measurement);
   return best->tactic;
 }
 
-void TunedOperator::keep(KeyView key, const Measurement& measurement) {
+void TunedOperator::keep(KeyView key, const std::vector<int>& candidates, const Measurement& measurement) {
   const std::lock_guard lock(mutex_);
   Entry& entry = table_.at(key);
+  add(candidates, entry.listed);
   entry.microseconds = measurement.best()->microseconds;
   entry.awaited.clear();
   entry.left_out.clear();
@@ -152,6 +161,7 @@ int TunedOperator::miss(KeyView key, const std::vector<int>& candidates, int fal
   {
     const std::lock_guard lock(mutex_);
     Entry& entry = table_.at(key);
+    add(candidates, entry.listed);
     if (is_one_of(candidates, entry.choice())) {
       return entry.choice();
     }
@@ -203,6 +213,7 @@ void TunedOperator::forget() {
   for (const auto& entry : table_.entries()) {
     entry->awaited.clear();
     entry->left_out.clear();
+    entry->listed.clear();
     entry->clear();
   }
 }
@@ -240,6 +251,24 @@ std::vector<Miss> TunedOperator::misses() const {
                         {key.dims.begin(), key.dims.end()},
                         fallback < 0 ? "" : tactics_[static_cast<std::size_t>(fallback)],
                         entry->awaited});
+    }
+  }
+  return result;
+}
+
+std::vector<Listed> TunedOperator::listed() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Listed> result;
+  for (const auto& entry : table_.entries()) {
+    if (entry->listed.empty()) {
+      continue;
+    }
+    const KeyView key = entry->key();
+    Listed& made =
+        result.emplace_back(configurations_[key.configuration],
+                            std::vector<std::int64_t>(key.dims.begin(), key.dims.end()), std::vector<std::string>());
+    for (const int tactic : entry->listed) {
+      made.tactics.push_back(tactics_[static_cast<std::size_t>(tactic)]);
     }
   }
   return result;

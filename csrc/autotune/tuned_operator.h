@@ -32,6 +32,13 @@ struct Miss {
   std::string unknown;   // the tactic that a file has for it and that no code has named; mostly empty
 };
 
+// What calls of this process had to choose from for a key.
+struct Listed {
+  std::string configuration;
+  std::vector<std::int64_t> dims;
+  std::vector<std::string> tactics;
+};
+
 // One operator's tactics and choices:
 //
 //   static TunedOperator tuned("my::gemm", {"small tiles", "large tiles"});   // tactics 0 and 1
@@ -75,12 +82,13 @@ class TunedOperator {
   std::vector<Choice> choices() const;
   std::vector<Choice> waiting() const;
   std::vector<Miss> misses() const;
+  std::vector<Listed> listed() const;
 
  private:
   using Entry = TacticTable::Entry;
 
   int miss(KeyView key, const std::vector<int>& candidates, int fallback, bool captured);
-  void keep(KeyView key, const Measurement& measurement);
+  void keep(KeyView key, const std::vector<int>& candidates, const Measurement& measurement);
   std::string describe(KeyView key) const;
   // An entry's choice, of this tactic.
   Choice choice_of(const Entry& entry, std::string tactic) const;

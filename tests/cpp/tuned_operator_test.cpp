@@ -312,6 +312,22 @@ TEST(TunedOperator, ListsWhatWaitsForItsTacticUntilACallLacksIt) {
   EXPECT_EQ(tuned.choices().at(0).left_out, (LeftOut{{"a", "no"}}));
 }
 
+TEST(TunedOperator, RemembersWhatCallsHadToChooseFrom) {
+  TunedOperator tuned("test::listed", {"a", "b", "c"});
+  tuned.restore({"", {16, 64}, "c", 1, {}});
+  EXPECT_TRUE(tuned.listed().empty()) << "a file is no call";
+  {
+    const CaughtWarnings caught;
+    (void)tuned.decide(key_of(16), {1, 0}, 1, {});
+    (void)tuned.decide(key_of(16), {0}, 0, {});
+  }
+  ASSERT_EQ(tuned.listed().size(), 1U);
+  EXPECT_EQ(tuned.listed()[0].dims, (std::vector<std::int64_t>{16, 64}));
+  EXPECT_EQ(tuned.listed()[0].tactics, (std::vector<std::string>{"b", "a"}));
+  tuned.forget();
+  EXPECT_TRUE(tuned.listed().empty());
+}
+
 TEST(TunedOperator, ForgetsEveryChoice) {
   TunedOperator tuned("test::forgotten", {"a"});
   tuned.restore({"", {16, 64}, "a", 1, {}});
