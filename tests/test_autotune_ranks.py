@@ -143,15 +143,19 @@ def raising_everywhere(rank: int, folder: Path) -> Any:
 
 
 def lacking_on_one(rank: int, folder: Path) -> Any:
-    """Rank 1's operator has no c, as one of its calls found out."""
-    names = "ab" if rank == 1 else "abc"
-    chooser = operator(Runner("runner", **dict.fromkeys(names, FAST)), name="ranks::lacking")
+    """Rank 1's operator has no c, as a call without a choice shows for three elements and measuring for four."""
+    costs = {"a": SLOW, "b": FAST} if rank == 1 else {"a": FAST, "b": FAST, "c": FAST}
+    chooser = operator(Runner("runner", **costs), name="ranks::lacking")
     restored("ranks::lacking", "cca"[rank], 1.0)
     if rank == 1:
         with pytest.warns(RuntimeWarning, match="'runner c', which the operator does not have"):
             chooser.choose(torch.ones(3))
+        with autotune(**QUICK):
+            chooser.choose(torch.ones(4))
+    else:
+        restored("ranks::lacking", "c", 0.0, size=4)
     tuner.agree()
-    return used(chooser, 3)
+    return used(chooser, 3, 4)
 
 
 def nvfp4(rank: int, folder: Path) -> Any:
@@ -377,7 +381,7 @@ def test_where_no_tactic_is_left_each_rank_keeps_its_own_and_says_so(said: Said)
 
 
 def test_a_tactic_that_a_rank_lacks_does_not_win(said: Said) -> None:
-    assert said(lacking_on_one) == [["a"]] * 3
+    assert said(lacking_on_one) == [["a", "b"]] * 3
 
 
 def test_nvfp4_gemm_takes_the_agreed_backend(said: Said) -> None:
@@ -516,7 +520,7 @@ def test_an_election_does_not_depend_on_the_ranks_order_unless_all_is_equal() ->
 
 def test_a_ballot_is_plain_data() -> None:
     choice = Choice("an::op", "text", (1, 2), "a", 1.23456789, {"b": "long " * 1000})
-    ballot = Ballot([choice], [(choice.key, "c")])
+    ballot = Ballot([choice], {choice.key: ["a", "c"]})
     plain = ballot.as_plain()
     assert json.loads(json.dumps(plain)) == plain
     read = Ballot.from_plain(plain)

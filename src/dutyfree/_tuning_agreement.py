@@ -27,21 +27,16 @@ class Ballot:
 
     Attributes:
         choices: Those in use, and those that wait for a call that lists their tactic.
-        lacking: Tactics that were restored for a key, and that a call of that key did not have.
+        listed: The tactics that its calls had to choose from, by key, where one had to choose: it can't run others.
     """
 
     choices: list[Choice] = field(default_factory=list)
-    lacking: list[tuple[Key, str]] = field(default_factory=list)
+    listed: dict[Key, list[str]] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(cls) -> "Ballot":
         choices = [Choice(*fields) for fields in [*_core.tuning_choices(), *_core.waiting_choices()]]
-        lacking = [
-            ((operator, configuration, dims), unknown)
-            for operator, configuration, dims, fallback, unknown in _core.tuning_misses()
-            if fallback is not None and unknown is not None
-        ]
-        return cls(choices, lacking)
+        return cls(choices, {(name, text, dims): names for name, text, dims, names in _core.listed_tactics()})
 
     def as_plain(self) -> dict[str, Any]:
         """In JSON's types, so that nothing of this process is pickled."""
@@ -50,16 +45,14 @@ class Ballot:
                 [*choice.key[:2], list(choice.dims), choice.tactic, choice.us, _tuning_cache.shortened(choice.left_out)]
                 for choice in self.choices
             ],
-            "lacking": [
-                [operator, configuration, list(dims), name] for (operator, configuration, dims), name in self.lacking
-            ],
+            "listed": [[*key[:2], list(key[2]), names] for key, names in self.listed.items()],
         }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Ballot":
         return cls(
             [Choice(operator, text, tuple(dims), *rest) for operator, text, dims, *rest in plain["choices"]],
-            [((operator, text, tuple(dims)), name) for operator, text, dims, name in plain["lacking"]],
+            {(operator, text, tuple(dims)): names for operator, text, dims, names in plain["listed"]},
         )
 
 
@@ -119,28 +112,27 @@ def elect(ballots: Sequence[Ballot]) -> tuple[list[Choice], list[Key]]:
     """
     cast: dict[Key, list[Choice]] = {}
     left_out: dict[Key, dict[str, str]] = {}
-    out: set[tuple[Key, str]] = set()
     for ballot in ballots:
-        out.update(ballot.lacking)
         for choice in ballot.choices:
             cast.setdefault(choice.key, []).append(choice)
             for name, reason in choice.left_out.items():
                 left_out.setdefault(choice.key, {}).setdefault(name, reason)
-                out.add((choice.key, name))
     elected: list[Choice] = []
     undecided: list[Key] = []
     for key, votes in cast.items():
-        usable = [choice for choice in votes if (key, choice.tactic) not in out]
+        reasons = left_out.get(key, {})
+        listed = [ballot.listed[key] for ballot in ballots if key in ballot.listed]
+        usable = [vote for vote in votes if vote.tactic not in reasons and all(vote.tactic in each for each in listed)]
         if not usable:
             undecided.append(key)
             continue
-        count = Counter(choice.tactic for choice in usable)
+        count = Counter(vote.tactic for vote in usable)
         least: dict[str, float] = {}
-        for choice in usable:
-            least[choice.tactic] = min(choice.us, least.get(choice.tactic, choice.us))
+        for vote in usable:
+            least[vote.tactic] = min(vote.us, least.get(vote.tactic, vote.us))
         # The first of equals, and the votes are in the order of the ranks.
         tactic = min(count, key=lambda name: (-count[name], least[name]))
-        elected.append(Choice(*key, tactic, least[tactic], left_out.get(key, {})))
+        elected.append(Choice(*key, tactic, least[tactic], reasons))
     return elected, undecided
 
 
