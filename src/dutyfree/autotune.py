@@ -135,9 +135,9 @@ class AutoTuner:
 
         A collective: all ranks of the group call it. For each operator, configuration and sizes that any of them has a
         choice for, measured or loaded, the tactic wins that most ranks chose; of several, the one with the least time;
-        then the lowest rank's. A tactic that raised on any rank can't win. Where that leaves none, each rank keeps its
-        own, and a RuntimeWarning says so on all of them. A rank without a choice gets it, also of an operator that it
-        has not made yet. In a group of one, nothing is done.
+        then the lowest rank's. A tactic that raised on any rank, or that one does not list for the sizes, can't win.
+        Where that leaves none, each rank keeps its own, and a RuntimeWarning says so on all of them. A rank without a
+        choice gets it, also of an operator that it has not made yet. In a group of one, nothing is done.
 
         Args:
             group: By default all ranks. With NCCL, each rank's device has to be set (``torch.cuda.set_device``).
