@@ -5,6 +5,9 @@ import importlib.metadata
 from typing import Any
 
 VERSION = "0.42.1"
+TRANSFORMER = "diffusers.models.transformers.transformer_ltx2"
+# The transformer's blocks, within it.
+BLOCKS = "transformer_blocks"
 
 
 def check_diffusers() -> None:
@@ -24,7 +27,7 @@ def check_diffusers() -> None:
 
 def transformer_class() -> Any:
     """``LTX2VideoTransformer3DModel``."""
-    return _module("diffusers.models.transformers.transformer_ltx2").LTX2VideoTransformer3DModel
+    return _module(TRANSFORMER).LTX2VideoTransformer3DModel
 
 
 def scheduler_class() -> Any:
@@ -35,6 +38,11 @@ def scheduler_class() -> Any:
 def attention_function() -> Any:
     """What its attention processors call for softmax(q · kᵀ) · v."""
     return _module("diffusers.models.attention_dispatch").dispatch_attention_fn
+
+
+def rotary_function(rope_type: str) -> Any:
+    """What rotates queries and keys (rows, tokens, width) by the two tensors of a rotary embedding."""
+    return getattr(_module(TRANSFORMER), f"apply_{rope_type}_rotary_emb")
 
 
 def _module(name: str) -> Any:

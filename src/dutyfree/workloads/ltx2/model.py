@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dutyfree import ops
-from dutyfree.workloads.ltx2.diffusers import transformer_class
+from dutyfree.workloads.ltx2.diffusers import BLOCKS, transformer_class
 from dutyfree.workloads.ltx2.inputs import Inputs
 from dutyfree.workloads.ltx2.sizes import Sizes
-
-BLOCKS = "transformer_blocks"
 
 
 def make_model(sizes: Sizes, seed: int = 0, device: torch.device | str = "cpu") -> nn.Module:

@@ -1,0 +1,221 @@
+"""A run of the workload in processes of its own, started by torchrun and watched until all have ended."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dutyfree.workloads.ltx2 import processes as linux
+from dutyfree.workloads.ltx2 import report
+from dutyfree.workloads.ltx2.job import Job
+from dutyfree.workloads.ltx2.layout import Layout
+from dutyfree.workloads.ltx2.pace import Pace
+from dutyfree.workloads.ltx2.sizes import Sizes
+
+MODULE = "dutyfree.workloads.ltx2"
+# Seconds between two looks at the ranks.
+POLL = 0.05
+# Seconds that an exchange waits longer than this process does: it can only tell who hangs while all still live.
+LATER = 15.0
+# Seconds in which torchrun ends the other ranks once one has failed; this process does it afterwards.
+AFTER_FAILURE = 3.0
+# Seconds in which a rank that runs writes its stack.
+FOR_STACKS = 0.5
+# Lines of the ranks' output that an error ends with.
+LAST_LINES = 15
+# torchrun's summary of the ranks that failed.
+_EXIT = re.compile(r"rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gives back.
+
+    Attributes:
+        registration: Of the two operators.
+        processes: ``guidance * ulysses``.
+        guidance: Halves that classifier-free guidance is split into, or 1.
+        ulysses: Ranks that share the video tokens.
+        step_seconds: Of each step on rank 0, from its begin until every rank is through.
+        video: Final latents (1, video tokens, channels), float32.
+        audio: The same of audio; equal on all ranks, as the video is.
+        calls: How often rank 0 calls each operator in a step.
+    """
+
+    registration: str
+    processes: int
+    guidance: int
+    ulysses: int
+    step_seconds: list[float]
+    video: Tensor
+    audio: Tensor
+    calls: dict[str, int]
+
+
+def run(
+    registration: str,
+    *,
+    steps: int,
+    processes: int,
+    ulysses: int | None = None,
+    sizes: Sizes | None = None,
+    seed: int = 0,
+    tuning: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+    compiled: bool = False,
+    timeout: float = 120.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Run the denoising loop over several processes on this machine, GPUs where PyTorch sees any.
+
+    Args:
+        registration: One of ``REGISTRATIONS``, or ``PLAIN``.
+        steps: Of the scheduler; all are timed, after one that is not.
+        processes: 2 split classifier-free guidance; more split the video tokens, too.
+        ulysses: Ranks that share the video tokens, ``processes`` or half of them. By default guidance is split where
+            ``processes`` is even.
+        sizes: Of the model; by default the real number of blocks with narrow widths.
+        seed: Of weights, latents and text embeddings.
+        tuning: A tuning cache that every rank loads the same choices from. By default they are measured first.
+        threads: Of each process.
+        compiled: Compile the blocks.
+        timeout: Seconds without anything that a rank finished, until the run is given up: a step, or before the first
+            one the imports with the model, an untimed step, and compiling.
+        progress: Called with words like "step 3 of 40, 12 s left" in a run of more than a few seconds.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError, RuntimeError: As :meth:`.job.Job.check` says, before a process is
+            started.
+        RuntimeError: A rank raised, was killed or hangs; it says which and why. No process is left.
+    """
+    job = Job(
+        registration,
+        steps,
+        sizes or Sizes(),
+        seed,
+        Layout.of(processes, ulysses),
+        None if tuning is None else Path(tuning),
+        threads,
+        compiled,
+        timeout,
+    )
+    job.check()
+    with tempfile.TemporaryDirectory(prefix="dutyfree-ltx2-") as name:
+        folder = Path(name)
+        report.begin(folder)
+        with (folder / "output").open("wb") as output:
+            agent = subprocess.Popen(
+                _command(job, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                # A ctrl-C is this process's; what follows from it comes below.
+                start_new_session=True,
+            )
+        try:
+            _watch(agent, folder, job, Pace(steps, progress))
+        finally:
+            linux.end(agent)
+        kept = torch.load(report.result_path(folder))
+    return Run(registration, processes, job.layout.guidance, job.layout.ulysses, **kept)
+
+
+def _command(job: Job, folder: Path) -> list[str]:
+    torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {job.layout.processes} --max-restarts 0"
+    options = (
+        f"-m {MODULE} --registration {job.registration} --steps {job.steps} --seed {job.seed} "
+        f"--ulysses {job.layout.ulysses} --threads {job.threads} --timeout {job.timeout + LATER}"
+    )
+    command = [sys.executable, *torchrun.split(), *options.split(), "--report", str(folder)]
+    command += ["--sizes", job.sizes_as_json()]
+    if job.compiled:
+        command.append("--compile")
+    if job.tuning is not None:
+        command += ["--tuning", str(job.tuning.absolute())]
+    return command
+
+
+def _watch(agent: "subprocess.Popen[bytes]", folder: Path, job: Job, pace: Pace) -> None:
+    """Returns when all ranks have ended well. RuntimeError otherwise; some may live then."""
+    known: dict[int, report.State] = {}
+    changed = time.monotonic()
+    while (code := agent.poll()) is None:
+        states = report.states(folder, job.layout.processes)
+        if states != known:
+            known, changed = states, time.monotonic()
+        if 0 in known and (steps := known[0].steps) is not None:
+            pace.reached(steps)
+        waited = time.monotonic() - changed
+        if any(state.error for state in known.values()):
+            if waited > AFTER_FAILURE:
+                break
+        elif waited > job.timeout:
+            raise RuntimeError(_hanging(known, folder, job))
+        time.sleep(POLL)
+    if code != 0:
+        raise RuntimeError(_failure(report.states(folder, job.layout.processes), folder, job))
+
+
+def _failure(states: dict[int, report.State], folder: Path, job: Job) -> str:
+    """What went wrong first. Ranks that raise because another one is gone are not it."""
+    output = (folder / "output").read_text(errors="replace")
+    codes = {int(rank): int(code) for rank, code in _EXIT.findall(output)}
+    # torchrun ends the others with SIGTERM.
+    killed = sorted(rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM)
+    raised = sorted((rank for rank in states if states[rank].error), key=lambda rank: states[rank].at)
+    where = f"the run of {job.registration!r} over {job.layout.processes} processes"
+    if killed:
+        name = _signal_name(-codes[killed[0]])
+        hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
+        return f"{where} ended: rank {killed[0]} was killed by {name}{hint}."
+    if raised:
+        state = states[raised[0]]
+        return f"{where} ended: rank {raised[0]} raised {state.error}\n\n{state.traceback}"
+    codes = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM} or codes
+    what = ", ".join(f"rank {rank} ended with exit code {code}" for rank, code in sorted(codes.items()))
+    last = "\n".join(output.splitlines()[-LAST_LINES:])
+    return f"{where} ended: {what or 'torchrun failed'}. The last lines of its output:\n{last}"
+
+
+def _hanging(states: dict[int, report.State], folder: Path, job: Job) -> str:
+    """Which ranks hang: those that are stopped, or else that do not wait for others in torch.distributed."""
+    where = f"nothing happened for {job.timeout:g} s in the run of {job.registration!r}"
+    missing = [rank for rank in range(job.layout.processes) if rank not in states]
+    if missing:
+        last = "\n".join((folder / "output").read_text(errors="replace").splitlines()[-LAST_LINES:])
+        return f"{where}: rank {missing[0]} did not come up. The last lines of its output:\n{last}"
+    found = {rank: linux.Process.of(state.pid) for rank, state in states.items()}
+    stopped = [rank for rank, process in found.items() if process is not None and process.state == "T"]
+    if stopped:
+        return f"{where}: rank {stopped[0]} is stopped, as by SIGSTOP, after {states[stopped[0]].what}."
+    for state in states.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state.pid, report.STACK_SIGNAL)
+    time.sleep(FOR_STACKS)
+    stacks = {rank: report.stack_of(folder, rank) for rank in states}
+    busy = [rank for rank, stack in stacks.items() if not (stack and "torch/distributed/" in stack[0])]
+    ranks = busy if busy else list(stacks)
+    told = "; ".join(f"rank {rank} hangs after {states[rank].what} at {_place(stacks[rank])}" for rank in ranks)
+    return f"{where}: {told}."
+
+
+def _place(stack: list[str]) -> str:
+    return stack[0].removeprefix("File ") if stack else "an unknown place"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
