@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def main(
         layout = Layout.of(1 if processes is None else processes, ulysses)
         job = Job(registration, steps, sizes_of(sizes), seed, layout, tuning, threads, compile, timeout)
         job.check()
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from None
     if report is not None:
         _reported(job, report)
@@ -86,6 +87,10 @@ def _reported(job: Job, folder: Path) -> None:
         if rank == 0:
             torch.save(dataclasses.asdict(part), result_path(folder))
         reporter.write(what="the end", steps=job.steps)
+    # The interpreter would take another second or more to free what it imported.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _started(job: Job) -> Part:
@@ -95,6 +100,8 @@ def _started(job: Job) -> Part:
     given["sizes"] = job.sizes
     try:
         made = run(**given, progress=_say)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     except RuntimeError as error:
         _say(str(error))
         raise typer.Exit(1) from None

@@ -43,7 +43,7 @@ class Job:
         """Raises what is wrong with it, or with this machine.
 
         Raises:
-            ValueError: A value that is not accepted, or a layout that the sizes or the devices do not have room for.
+            ValueError: A value that is not accepted, or a layout that does not divide the sizes.
             FileNotFoundError: There is no such tuning cache.
             ImportError: diffusers is missing, or is another release.
             RuntimeError: This PyTorch was built without torch.distributed, which several processes need.

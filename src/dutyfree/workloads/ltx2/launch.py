@@ -94,8 +94,8 @@ def run(
         progress: Called with words like "step 3 of 40, 12 s left" in a run of more than a few seconds.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError, RuntimeError: As :meth:`.job.Job.check` says, before a process is
-            started.
+        ValueError, FileNotFoundError, ImportError, RuntimeError: As :meth:`.job.Job.check` says, or there are fewer GPUs
+            than processes; before a process is started.
         RuntimeError: A rank raised, was killed or hangs; it says which and why. No process is left.
     """
     job = Job(
@@ -110,6 +110,7 @@ def run(
         timeout,
     )
     job.check()
+    _check_devices(processes)
     with tempfile.TemporaryDirectory(prefix="dutyfree-ltx2-") as name:
         folder = Path(name)
         report.begin(folder)
@@ -129,6 +130,14 @@ def run(
             linux.end(agent)
         kept = torch.load(report.result_path(folder))
     return Run(registration, processes, job.layout.guidance, job.layout.ulysses, **kept)
+
+
+def _check_devices(processes: int) -> None:
+    if torch.cuda.is_available() and torch.cuda.device_count() < processes:
+        raise ValueError(
+            f"processes={processes}: each takes a GPU, and PyTorch sees {torch.cuda.device_count()}. With "
+            "CUDA_VISIBLE_DEVICES='' they run on the CPU."
+        )
 
 
 def _command(job: Job, folder: Path) -> list[str]:
