@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 import ltx2_forked
 from dutyfree.workloads.ltx2 import Sizes, launch
 from dutyfree.workloads.ltx2.__main__ import app
+from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.launch import Run, run
+from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
 from ltx2_forked import SIZES, STEPS, outcome
 
@@ -219,6 +221,32 @@ def test_a_killed_rank_ends_the_run(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="rank 1 was killed by SIGKILL, as the kernel does when memory runs out"):
         started(steps=ENDLESS)
     watcher.join()
+
+
+SUMMARY = """
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 11)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 12)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (-15, "rank 1 was killed by SIGTERM"),
+        (-11, "rank 1 was killed by SIGSEGV"),
+        (3, "rank 1 ended with exit code 3. The last lines of its output:"),
+    ],
+)
+def test_the_first_rank_to_fail_is_named_by_how_it_ended(code: int, message: str, tmp_path: Path) -> None:
+    (tmp_path / "output").write_text(SUMMARY.format(code=code))
+    told = launch._failure({}, tmp_path, Job("dutyfree", 1, layout=Layout(2, 1)))
+    assert f"the run of 'dutyfree' over 2 processes ended: {message}" in told
 
 
 def test_a_stopped_rank_ends_the_run_after_the_timeout(folder: Path, clock: Clock) -> None:

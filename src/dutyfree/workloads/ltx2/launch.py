@@ -33,7 +33,7 @@ AFTER_FAILURE = 3.0
 FOR_STACKS = 0.5
 # Lines of the ranks' output that an error ends with.
 LAST_LINES = 15
-# torchrun's summary of the ranks that failed.
+# torchrun's summary of the ranks that failed, whose last entry is the one that it saw first.
 _EXIT = re.compile(r"rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)")
 
 
@@ -94,8 +94,8 @@ def run(
         progress: Called with words like "step 3 of 40, 12 s left" in a run of more than a few seconds.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError, RuntimeError: As :meth:`.job.Job.check` says, or there are fewer GPUs
-            than processes; before a process is started.
+        ValueError, FileNotFoundError, ImportError, RuntimeError: As :meth:`.job.Job.check` says, before a process is
+            started. ValueError also where PyTorch sees GPUs, but fewer than processes.
         RuntimeError: A rank raised, was killed or hangs; it says which and why. No process is left.
     """
     job = Job(
@@ -179,20 +179,21 @@ def _watch(agent: "subprocess.Popen[bytes]", folder: Path, job: Job, pace: Pace)
 def _failure(states: dict[int, report.State], folder: Path, job: Job) -> str:
     """What went wrong first. Ranks that raise because another one is gone are not it."""
     output = (folder / "output").read_text(errors="replace")
-    codes = {int(rank): int(code) for rank, code in _EXIT.findall(output)}
-    # torchrun ends the others with SIGTERM.
-    killed = sorted(rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM)
+    exits = [(int(rank), int(code)) for rank, code in _EXIT.findall(output)]
+    # torchrun ends the others with SIGTERM, but not the first.
+    killed = [(rank, code) for rank, code in exits if code < 0 and code != -signal.SIGTERM]
+    killed = killed or [(rank, code) for rank, code in exits[-1:] if code < 0]
     raised = sorted((rank for rank in states if states[rank].error), key=lambda rank: states[rank].at)
     where = f"the run of {job.registration!r} over {job.layout.processes} processes"
     if killed:
-        name = _signal_name(-codes[killed[0]])
+        rank, code = killed[0]
+        name = _signal_name(-code)
         hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
-        return f"{where} ended: rank {killed[0]} was killed by {name}{hint}."
+        return f"{where} ended: rank {rank} was killed by {name}{hint}."
     if raised:
         state = states[raised[0]]
         return f"{where} ended: rank {raised[0]} raised {state.error}\n\n{state.traceback}"
-    codes = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM} or codes
-    what = ", ".join(f"rank {rank} ended with exit code {code}" for rank, code in sorted(codes.items()))
+    what = ", ".join(f"rank {rank} ended with exit code {code}" for rank, code in sorted(exits) if code > 0)
     last = "\n".join(output.splitlines()[-LAST_LINES:])
     return f"{where} ended: {what or 'torchrun failed'}. The last lines of its output:\n{last}"
 
@@ -208,9 +209,10 @@ def _hanging(states: dict[int, report.State], folder: Path, job: Job) -> str:
     stopped = [rank for rank, process in found.items() if process is not None and process.state == "T"]
     if stopped:
         return f"{where}: rank {stopped[0]} is stopped, as by SIGSTOP, after {states[stopped[0]].what}."
-    for state in states.values():
+    # A number may be another program's by now, which the signal would end.
+    for pid in {process.pid for process in linux.descendants(os.getpid())} & {state.pid for state in states.values()}:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(state.pid, report.STACK_SIGNAL)
+            os.kill(pid, report.STACK_SIGNAL)
     time.sleep(FOR_STACKS)
     stacks = {rank: report.stack_of(folder, rank) for rank in states}
     busy = [rank for rank, stack in stacks.items() if not (stack and "torch/distributed/" in stack[0])]
