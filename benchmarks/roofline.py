@@ -1,26 +1,15 @@
-"""The roofline plot of docs/nvfp4.md: operations a second over operations for each byte that has to be moved.
-
-The same results give the same bytes: no date, no random names, no version of matplotlib's.
-"""
+"""The roofline plot of docs/nvfp4.md: operations a second over operations for each byte that has to be moved."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from dutyfree.bench.nvfp4_shapes import BF16, FLOORS, FP32, GEMM, PAIR, QUANTIZE_CASE, QUANTIZED, quantize_bytes
+from dutyfree.bench.svg import svg
 
-SETTINGS = {
-    "svg.hashsalt": "dutyfree",
-    "svg.fonttype": "none",  # text stays text, in whatever font the reader has
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9,
-}
 # Points: candidate to name, marker and colour.
 POINTS = {
     PAIR: ("dutyfree, quantize + gemm", "o", "#0060c0"),
@@ -44,8 +33,8 @@ QUANTIZE_OPERATIONS = 2
 def roofline(results: dict[str, Any]) -> str:
     """The plot as SVG."""
     rows = {(row["case"], row["candidate"]): row for row in results["rows"]}
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(8.4, 5.2), facecolor="white", layout="tight")
+
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot(xscale="log", yscale="log")
         _draw_roofs(axes, results["facts"])
         _draw_products(axes, rows)
@@ -65,10 +54,8 @@ def roofline(results: dict[str, Any]) -> str:
             f"N = K = 4096 by M; {environment['cpu']}, {environment['threads']} threads, {environment['date']}",
             fontsize=9,
         )
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None})
-    # Editors and git would take the blanks off.
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+    return svg(8.4, 5.2, draw)
 
 
 def _draw_roofs(axes: Axes, facts: dict[str, Any]) -> None:

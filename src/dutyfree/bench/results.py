@@ -57,8 +57,11 @@ class Results:
 
 
 def load(path: Path) -> Results:
+    """Read what ``save`` wrote. ValueError for a file of another kind, or of another schema."""
     content = json.loads(path.read_text())
-    if content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or "schema" not in content:
+        raise ValueError(f"{path}: not the results of a benchmark")
+    if content["schema"] != SCHEMA:
         raise ValueError(
             f"{path}: schema {content.get('schema')!r}, this version reads {SCHEMA}; run the benchmark again"
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dutyfree.bench import accelerated, compiled, environment, nvfp4_shapes, training
+from dutyfree.bench.baseline import FURTHER_PASSES, Gate
 from dutyfree.bench.calls import CASES, Case
 from dutyfree.bench.candidates import build, require_path
 from dutyfree.bench.measure import Block, Measurement, load_warning, measure, reliability_warnings, timed_block
@@ -32,6 +33,10 @@ class Job:
     # For calls that take long: a round of this job is worth so many of others.
     rounds_each: int = 1
 
+    def row_keys(self) -> list[tuple[str, str, str]]:
+        """Case, candidate and device of the rows that it makes."""
+        return [(*key, self.device.type) for key in self.blocks if key != self.again]
+
     def measure(self, rounds: int) -> Measurement[tuple[str, str]]:
         rounds = max(1, rounds // self.rounds_each)
         if self.device.type == "cuda":
@@ -42,7 +47,13 @@ class Job:
 Progress = Callable[[str], None]
 
 
-def run_calls(*, quick: bool = False, with_compile: bool = False, progress: Progress = lambda _: None) -> Results:
+def run_calls(
+    *,
+    quick: bool = False,
+    with_compile: bool = False,
+    progress: Progress = lambda _: None,
+    gate: Gate | None = None,
+) -> Results:
     """Time every case with every candidate, on the CPU and, where torch has it, on CUDA (host time only)."""
 
     def jobs() -> list[Job]:
@@ -53,29 +64,33 @@ def run_calls(*, quick: bool = False, with_compile: bool = False, progress: Prog
             jobs.append(compiled_job())
         return jobs
 
-    return _run(jobs, quick, progress)
+    return run_jobs(jobs, quick, progress, gate=gate)
 
 
-def run_training(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+def run_training(*, quick: bool = False, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
     """Time operators with an autograd formula against hand-written Functions, forward and with the backward pass."""
-    return _run(
-        lambda: [training_job(case, step) for case in training.CASES for step in training.STEPS], quick, progress
+    return run_jobs(
+        lambda: [training_job(case, step) for case in training.CASES for step in training.STEPS],
+        quick,
+        progress,
+        gate=gate,
     )
 
 
-def run_accelerated(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+def run_accelerated(*, quick: bool = False, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
     """Time operators that others registered, before and after ``accelerate``."""
-    return _run(
+    return run_jobs(
         lambda: [
             *(python_job(case) for case in accelerated.PYTHON_CASES),
             *(aten_job(name) for name in accelerated.aten_calls()),
         ],
         quick,
         progress,
+        gate=gate,
     )
 
 
-def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
     """Time a C++ function called from Python in each way there is; compiles it by a C++ compiler and Ninja."""
     from dutyfree.bench import cpp  # torch.utils.cpp_extension takes its time
 
@@ -85,12 +100,12 @@ def run_cpp(*, quick: bool = False, progress: Progress = lambda _: None) -> Resu
         blocks = cpp.blocks() | {again: timed_block(cpp.three, cpp.call_of(3))}
         return [Job(cpp.CASE, torch.device("cpu"), blocks, (cpp.CASE, "python"), again)]
 
-    results = _run(jobs, quick, progress)
+    results = run_jobs(jobs, quick, progress, gate=gate)
     results.warnings += cpp.missing()
     return results
 
 
-def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None) -> Results:
+def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
     """Time the NVFP4 operators on all cores beside PyTorch's products; compiles what it compares with."""
     from dutyfree.bench import nvfp4, nvfp4_torch  # registers the operators
 
@@ -98,7 +113,7 @@ def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None) -> Re
         progress("compiling, and quantizing weights")
         return nvfp4_jobs()
 
-    results = _run(jobs, quick, progress, threads=torch.get_num_threads())
+    results = run_jobs(jobs, quick, progress, threads=torch.get_num_threads(), gate=gate)
     results.environment |= nvfp4.describe()
     results.facts = nvfp4.facts(results)
     results.warnings += nvfp4_torch.missing()
@@ -135,7 +150,19 @@ def _product_rounds_each(shape: nvfp4_shapes.Shape) -> int:
     return 80 if shape.operations > 2 * 10**10 else 26
 
 
-def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress, *, threads: int = 1) -> Results:
+def run_jobs(
+    make_jobs: Callable[[], list[Job]],
+    quick: bool,
+    progress: Progress,
+    *,
+    threads: int = 1,
+    gate: Gate | None = None,
+) -> Results:
+    """Measure jobs, pass after pass; those with a case that is slower than a gate allows in a few passes more.
+
+    Raises:
+        BaselineError: The gate's baseline lacks a row. Nothing has been measured then.
+    """
     passes, rounds = (QUICK_PASSES, QUICK_ROUNDS) if quick else (PASSES, ROUNDS)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -145,13 +172,22 @@ def _run(make_jobs: Callable[[], list[Job]], quick: bool, progress: Progress, *,
         if busy is not None:
             results.warnings.append(busy)
         jobs = make_jobs()
+        if gate is not None:
+            gate.require(key for job in jobs for key in job.row_keys())
         measured: list[list[Measurement[tuple[str, str]]]] = [[] for _ in jobs]
         for turn in range(passes):
             for job, measurements in zip(jobs, measured, strict=True):
                 progress(f"{job.title}, pass {turn + 1} of {passes}")
                 measurements.append(job.measure(rounds))
-        for job, measurements in zip(jobs, measured, strict=True):
-            add_rows(results, job, Measurement.joined(measurements))
+        for turn in range(FURTHER_PASSES if gate is not None else 0):
+            assert gate is not None
+            slow = gate.slow_cases(_summary(jobs, measured)[0])
+            for job, measurements in zip(jobs, measured, strict=True):
+                if any(case in slow for case, _ in job.blocks):
+                    progress(f"{job.title}, which was slower than the baseline, again {turn + 1} of {FURTHER_PASSES}")
+                    measurements.append(job.measure(rounds))
+        results.rows, warnings = _summary(jobs, measured)
+        results.warnings += warnings
         return results
     finally:
         torch.set_num_threads(before)
@@ -196,11 +232,19 @@ def compiled_job() -> Job:
     return Job("torch.compile", device, compiled.blocks(device), (compiled.EAGER, "plain"))
 
 
-def add_rows(results: Results, job: Job, measurement: Measurement[tuple[str, str]]) -> None:
-    timings = measurement.timings()
-    if job.again is not None:
-        results.warnings += reliability_warnings(job.title, measurement, pair=(job.baseline, job.again))
-    baseline = timings[job.baseline].us
-    for key, timing in timings.items():
-        if key != job.again:
-            results.rows.append(Row(*key, timing.us, timing.us - baseline, timing.spread_us, job.device.type))
+def _summary(jobs: list[Job], measured: list[list[Measurement[tuple[str, str]]]]) -> tuple[list[Row], list[str]]:
+    """The rows of what was measured, and what makes it doubtful."""
+    rows: list[Row] = []
+    warnings: list[str] = []
+    for job, measurements in zip(jobs, measured, strict=True):
+        measurement = Measurement.joined(measurements)
+        if job.again is not None:
+            warnings += reliability_warnings(job.title, measurement, pair=(job.baseline, job.again))
+        timings = measurement.timings()
+        baseline = timings[job.baseline].us
+        rows += [
+            Row(*key, timing.us, timing.us - baseline, timing.spread_us, job.device.type)
+            for key, timing in timings.items()
+            if key != job.again
+        ]
+    return rows, warnings
