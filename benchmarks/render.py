@@ -13,6 +13,8 @@ from typing import Any
 from dutyfree.bench import training
 from dutyfree.bench.accelerated import AFTER, BEFORE, FUNCTION
 from dutyfree.bench.cpp import CASE, FEWEST, MOST, TENSORS
+from dutyfree.bench.results import Results
+from ltx2_tables import ltx2_modes_table, ltx2_ranks_table, ltx2_runs_table, ltx2_tax_table
 from nvfp4_tables import nvfp4_host_table, nvfp4_ltx2_table, nvfp4_quantize_table, nvfp4_table
 from table_parts import header, note, rows_of
 
@@ -22,6 +24,7 @@ README = ROOT / "README.md"
 ACCELERATE = ROOT / "docs" / "accelerate.md"
 PACKAGES = ROOT / "docs" / "packages.md"
 NVFP4 = ROOT / "docs" / "nvfp4.md"
+LTX2 = ROOT / "docs" / "ltx2.md"
 
 CALLS = {
     "clone": "1 tensor, `x.clone()`",
@@ -158,6 +161,10 @@ TABLES = {
     "nvfp4_ltx2": Table(NVFP4, "nvfp4", nvfp4_ltx2_table),
     "nvfp4_quantize": Table(NVFP4, "nvfp4", nvfp4_quantize_table),
     "nvfp4_host": Table(NVFP4, "nvfp4", nvfp4_host_table),
+    "ltx2_tax": Table(LTX2, "ltx2", ltx2_tax_table),
+    "ltx2_modes": Table(LTX2, "ltx2", ltx2_modes_table),
+    "ltx2_runs": Table(LTX2, "ltx2", ltx2_runs_table),
+    "ltx2_ranks": Table(LTX2, "ltx2", ltx2_ranks_table),
 }
 
 
@@ -168,12 +175,28 @@ def roofline(results: dict[str, Any]) -> str:
     return plot(results)
 
 
+def ltx2_plot(name: str) -> Callable[[dict[str, Any]], str]:
+    def plot(results: dict[str, Any]) -> str:
+        from dutyfree.bench.ltx2_plots import PLOTS
+
+        return PLOTS[name](Results.from_json(results))
+
+    return plot
+
+
 # Whole files.
-FIGURES = {"nvfp4_roofline": Table(ROOT / "docs" / "nvfp4_roofline.svg", "nvfp4", roofline)}
+FIGURES = {"nvfp4_roofline": Table(ROOT / "docs" / "nvfp4_roofline.svg", "nvfp4", roofline)} | {
+    name: Table(ROOT / "docs" / f"{name}.svg", "ltx2", ltx2_plot(name)) for name in ("ltx2_shares", "ltx2_taxes")
+}
 
 
 def markers(name: str) -> tuple[str, str]:
     return f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+
+
+def has_results(name: str) -> bool:
+    """Whether what a table or figure is made of was measured yet."""
+    return (RESULTS / f"{(TABLES | FIGURES)[name].results}.json").exists()
 
 
 def load(name: str) -> dict[str, Any]:
@@ -194,8 +217,13 @@ def render(text: str, name: str, results: dict[str, Any]) -> str:
 
 def main() -> None:
     for name, table in TABLES.items():
+        if not has_results(name):
+            print(f"no benchmarks/results/{table.results}.json: {name} is left as it is")
+            continue
         table.path.write_text(render(table.path.read_text(), name, load(name)))
     for name, figure in FIGURES.items():
+        if not has_results(name):
+            continue
         figure.path.write_text(figure.make(load(name)))
 
 

@@ -8,20 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dutyfree import cli_tune
+from dutyfree import cli_bench, cli_tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_tune.app, name="tune")
-
-
-class Benchmark(str, enum.Enum):
-    """What can be measured."""
-
-    calls = "calls"
-    training = "training"
-    accelerated = "accelerated"
-    cpp = "cpp"
-    nvfp4 = "nvfp4"
+app.command(epilog=cli_bench.EXAMPLES)(cli_bench.bench)
 
 
 class ComparedSide(str, enum.Enum):
@@ -67,53 +58,6 @@ def main(
     ] = False,
 ) -> None:
     """Custom operators for PyTorch without the dispatcher tax."""
-
-
-@app.command()
-def bench(
-    benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")] = Benchmark.calls,
-    json: Annotated[Path | None, typer.Option(help="Save the results to this file.", dir_okay=False)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: does it run, not how fast.")] = False,
-    compile: Annotated[
-        bool,
-        typer.Option("--compile", help="Also time the operators in code compiled by Inductor; needs a C++ compiler."),
-    ] = False,
-) -> None:
-    """Measure what a call costs beside a plain function and PyTorch's own ways to register it.
-
-    calls: beside custom_op and a Library registration. training: calls that record a gradient, beside custom_op and a
-    hand-written torch.autograd.Function. accelerated: operators that others registered, before and after accelerate.
-    cpp: an empty C++ function by dutyfree, pybind11, tvm-ffi, nanobind and TORCH_LIBRARY; compiles them first.
-    nvfp4: the NVFP4 operators on all cores of the CPU beside torch.mm and the machine's limits.
-    """
-    # Imported here so that `dutyfree --help` does not wait for torch.
-    from dutyfree.bench.report import print_nvfp4_report, print_report
-    from dutyfree.bench.run import run_accelerated, run_calls, run_cpp, run_nvfp4, run_training
-
-    console = Console()
-
-    def progress(what: str) -> None:
-        # Not rich's live display: its thread would take the interpreter away from what is being timed.
-        if console.is_terminal:
-            console.print(f"measuring {what}", end="\x1b[K\r")
-
-    if benchmark is Benchmark.training:
-        results = run_training(quick=quick, progress=progress)
-    elif benchmark is Benchmark.accelerated:
-        results = run_accelerated(quick=quick, progress=progress)
-    elif benchmark is Benchmark.cpp:
-        results = run_cpp(quick=quick, progress=progress)
-    elif benchmark is Benchmark.nvfp4:
-        results = run_nvfp4(quick=quick, progress=progress)
-    else:
-        results = run_calls(quick=quick, with_compile=compile, progress=progress)
-    if benchmark is Benchmark.nvfp4:
-        print_nvfp4_report(results, console)
-    else:
-        print_report(results, console)
-    if json is not None:
-        results.save(json)
-        console.print(f"saved {json}")
 
 
 @app.command(

@@ -30,7 +30,7 @@ def print_report(results: Results, console: Console) -> None:
         line = step_line(results, device)
         if line is not None:
             console.print(line, soft_wrap=True)
-    _print_warnings(results, console)
+    print_warnings(results, console)
 
 
 def print_nvfp4_report(results: Results, console: Console) -> None:
@@ -38,10 +38,10 @@ def print_nvfp4_report(results: Results, console: Console) -> None:
     console.print(calls_table(results, "cpu", BF16))
     for line in nvfp4_lines(results):
         console.print(line, soft_wrap=True)
-    _print_warnings(results, console)
+    print_warnings(results, console)
 
 
-def _print_warnings(results: Results, console: Console) -> None:
+def print_warnings(results: Results, console: Console) -> None:
     for warning in results.warnings:
         console.print(f"[yellow]unreliable:[/yellow] {escape(warning)}", soft_wrap=True)
 

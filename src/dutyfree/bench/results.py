@@ -51,6 +51,12 @@ class Results:
             ],
         }
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Results":
+        """What ``to_json`` returned."""
+        rows = [Row(**row) for row in content["rows"]]
+        return cls(content["environment"], rows, content["warnings"], content.get("facts", {}))
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n")
@@ -65,6 +71,4 @@ def load(path: Path) -> Results:
         raise ValueError(
             f"{path}: schema {content.get('schema')!r}, this version reads {SCHEMA}; run the benchmark again"
         )
-    return Results(
-        content["environment"], [Row(**row) for row in content["rows"]], content["warnings"], content.get("facts", {})
-    )
+    return Results.from_json(content)

@@ -1,0 +1,225 @@
+"""``dutyfree bench ltx2``: the published call trace, and steps of the LTX-2 model, by each registration."""
+
+import dataclasses
+import importlib
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dutyfree.bench import ltx2_model as model
+from dutyfree.bench.baseline import FURTHER_PASSES, Gate, Key
+from dutyfree.bench.candidates import require_path
+from dutyfree.bench.measure import Block, Call, Timing, summarise, timed_block
+from dutyfree.bench.process import ANSWER_SECONDS
+from dutyfree.bench.results import Results, Row
+from dutyfree.bench.run import AGAIN, Job, Progress, run_jobs
+from dutyfree.workloads.ltx2 import PLAIN, Sizes
+from dutyfree.workloads.ltx2.diffusers import check_diffusers
+
+TRACE, PROCESSES = "trace", "model_processes{}"
+TIMED = model.TIMED
+STEPS, QUICK_STEPS = 40, 2
+RUNS, QUICK_RUNS = 3, 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``run_ltx2`` measures.
+
+    Attributes:
+        steps: Of a run of the denoising loop; None: 40, or 2 where it is quick.
+        quick: Few rounds of everything.
+        compiled: Also with blocks compiled by torch.compile, on CUDA with CUDA graphs, too.
+        processes: More than one: also a run that so many share, guidance x Ulysses.
+        ulysses: The processes that share a sequence; None: as the workload has it.
+        trace_only: The call trace alone, which needs no diffusers.
+        sizes: Of the model.
+        timeout: Seconds that an answer of a process may take.
+    """
+
+    steps: int | None = None
+    quick: bool = False
+    compiled: bool = False
+    processes: int = 1
+    ulysses: int | None = None
+    trace_only: bool = False
+    sizes: Sizes = dataclasses.field(default_factory=Sizes)
+    timeout: float = ANSWER_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "processes", "ulysses"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 is expected.")
+        if self.ulysses is not None and self.processes == 1:
+            raise ValueError("ulysses divides processes, of which there is 1.")
+        if self.trace_only and (self.compiled or self.processes > 1 or self.steps is not None):
+            raise ValueError("the trace alone has no model to compile, to divide among processes, or to step.")
+        if not self.trace_only:
+            check_diffusers()
+        if self.processes > 1:
+            _check_layout(self)
+
+    @property
+    def run_steps(self) -> int:
+        return self.steps or (QUICK_STEPS if self.quick else STEPS)
+
+    @property
+    def runs(self) -> int:
+        return QUICK_RUNS if self.quick else RUNS
+
+    def cases(self) -> list[str]:
+        """Of the model, in the order in which they are measured."""
+        if self.trace_only:
+            return []
+        compiled = [model.COMPILED] if self.compiled else []
+        graphs = [model.CUDA_GRAPHS] if self.compiled and torch.cuda.is_available() else []
+        shared = [PROCESSES.format(self.processes)] if self.processes > 1 else []
+        return [model.EAGER, *shared, *compiled, *graphs]
+
+    def keys(self) -> list[Key]:
+        """The rows of the model."""
+        return [(case, name, _device(case)) for case in self.cases() for name in TIMED]
+
+
+def _device(case: str) -> str:
+    """Where a case of the model runs; several processes would have to share a GPU."""
+    return "cuda" if torch.cuda.is_available() and not case.startswith(PROCESSES.format("")) else "cpu"
+
+
+def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
+    """Time a step's calls, and steps, by each registration and by plain functions.
+
+    Raises:
+        BaselineError: The gate's baseline lacks a row, or is of a model of other sizes.
+        RuntimeError: Registrations differ in latents or graphs, or a call took another path than it should.
+        WorkerError: A process died, or did not answer in time.
+    """
+    settings = {} if plan.trace_only else {"sizes": dataclasses.asdict(plan.sizes)}
+    if gate is not None:
+        gate.require_settings(settings)
+        gate.require(plan.keys())
+    results = run_jobs(trace_jobs, plan.quick, progress, gate=gate)
+    results.facts["calls"] = _trace_calls()
+    if plan.trace_only:
+        return results
+    results.facts |= {"settings": settings, "steps": plan.run_steps, "runs": plan.runs}
+    with model.ModelRun(plan.sizes, plan.run_steps, _device(model.EAGER), progress, timeout=plan.timeout) as run:
+        for case in plan.cases():
+            if case == model.EAGER:
+                measured = run.eager(plan.runs)
+            elif case in model.OPTIONS:
+                measured = run.compiled(case, plan.runs)
+            else:
+                _add_processes(results, plan, run, progress, gate)
+                continue
+            for turn in range(FURTHER_PASSES):
+                if gate is None or not gate.slow_cases(_rows(case, measured.timings())):
+                    break
+                progress(f"{case}, which was slower than the baseline, again {turn + 1} of {FURTHER_PASSES}")
+                run.measure(measured, plan.runs)
+            results.rows += _rows(case, measured.timings())
+            results.facts[case] = measured.facts | model.derived_facts(measured, plan.run_steps)
+            results.warnings += model.warnings_of(measured)
+    return results
+
+
+def _rows(case: str, timings: dict[str, Timing]) -> list[Row]:
+    plain = timings[PLAIN].us
+    return [
+        Row(case, name, timing.us, timing.us - plain, timing.spread_us, _device(case))
+        for name, timing in timings.items()
+    ]
+
+
+def trace_jobs() -> list[Job]:
+    """A step's 2,100 calls of empty kernels by each registration, on the CPU and, where torch has it, on CUDA."""
+    return [_trace_job(device) for device in (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])]
+
+
+def _trace_job(device: str) -> Job:
+    from dutyfree.workloads.ltx2.trace import make_trace
+
+    blocks = {}
+    for name in TIMED:
+        trace = make_trace(name, device)
+        if name in ("accelerated", "dutyfree"):
+            operators, arguments = trace.operators, trace.arguments
+            with torch.inference_mode():
+                require_path("direct", TRACE, name, operators.quantize, Call(arguments.quantize, {}))
+                require_path("direct", TRACE, name, operators.gemm, Call(arguments.gemm, {}))
+        blocks[TRACE, name] = _inferring(timed_block(trace.replay, Call((), {})))
+    blocks[TRACE, AGAIN] = _inferring(timed_block(make_trace(PLAIN, device).replay, Call((), {})))
+    return Job(f"{TRACE} ({device})", torch.device(device), blocks, (TRACE, PLAIN), (TRACE, AGAIN))
+
+
+def _inferring(block: Block) -> Block:
+    """In inference mode, as a denoising step is."""
+
+    def run(count: int) -> int:
+        with torch.inference_mode():
+            return block(count)
+
+    return run
+
+
+def _trace_calls() -> dict[str, int]:
+    from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
+
+    return {"quantize": QUANTIZE_CALLS, "gemm": GEMM_CALLS}
+
+
+def _check_layout(plan: Plan) -> None:
+    """ValueError where the processes can't share the model."""
+    layout: Any = importlib.import_module("dutyfree.workloads.ltx2.layout").Layout
+    layout.of(plan.processes, plan.ulysses).check(plan.sizes)
+
+
+# workloads.ltx2.launch.run.
+Launch = Callable[..., Any]
+
+
+def _launch() -> Launch:
+    run: Launch = importlib.import_module("dutyfree.workloads.ltx2.launch").run
+    return run
+
+
+def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: Progress, gate: Gate | None) -> None:
+    """Runs that several processes share, the registrations in turn."""
+    case, launch = PROCESSES.format(plan.processes), _launch()
+    step_us: dict[str, list[float]] = {name: [] for name in TIMED}
+    facts: dict[str, Any] = {"difference": {}, "calls": {}}
+    left = model.TimeLeft(plan.runs * len(TIMED))
+    for turn in range(plan.runs + FURTHER_PASSES):
+        if turn >= plan.runs and (gate is None or not gate.slow_cases(_rows(case, _timings(step_us)))):
+            break
+        for name in model.in_turn(list(TIMED), turn):
+            progress(f"{case}, {name}, run {turn + 1} of {plan.runs}{left}")
+            one = launch(
+                name,
+                steps=plan.run_steps,
+                processes=plan.processes,
+                ulysses=plan.ulysses,
+                sizes=plan.sizes,
+                tuning=run.tactics if run.tactics.exists() else None,
+                timeout=plan.timeout,
+            )
+            step_us[name] += [seconds * 1e6 for seconds in one.step_seconds]
+            facts["difference"][name] = model.difference(run.eager_latents, (one.video, one.audio))
+            facts["calls"][name] = one.calls
+            facts |= {"guidance": one.guidance, "ulysses": one.ulysses}
+            left.advance(1)
+    model.require_alike(case, facts["difference"])
+    timings = _timings(step_us)
+    results.rows += _rows(case, timings)
+    facts["seconds_a_run"] = {
+        name: statistics.median(samples) / 1e6 * plan.run_steps for name, samples in step_us.items()
+    }
+    results.facts[case] = facts
+
+
+def _timings(step_us: dict[str, list[float]]) -> dict[str, Timing]:
+    return {name: summarise(samples) for name, samples in step_us.items()}
