@@ -92,6 +92,7 @@ bench: build
 	dutyfree bench accelerated --json benchmarks/results/accelerated.json
 	dutyfree bench cpp --json benchmarks/results/cpp.json
 	dutyfree bench nvfp4 --json benchmarks/results/nvfp4.json
+	dutyfree bench ltx2 --compile --processes 2 --json benchmarks/results/ltx2.json
 	python benchmarks/render.py
 
 # Operators of real packages before and after dutyfree.accelerate, in an environment of their own.
