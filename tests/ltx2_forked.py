@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dutyfree import _core
+from dutyfree.autotune import Choice
 from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.layout import Layout
@@ -71,6 +73,7 @@ def cases(tuning: Path) -> dict[str, Case]:
             f"{wrong}, float32": case(layout=Layout(1, 2), change=f"float32 {wrong}")
             for wrong in ("heads_of_another_rank", "tokens_in_another_order")
         },
+        "disagreeing": Case(Job("dutyfree", STEPS, SIZES, layout=Layout(1, 2), timeout=60.0), "disagreeing"),
         "drifting": case(layout=Layout(2, 1), change="drifting"),
     }
 
@@ -137,6 +140,24 @@ def no_exchange() -> None:
     parallel.split_attentions = lambda blocks, exchange: None
 
 
+def disagreeing() -> None:
+    """Ranks have chosen different tactics before they agree."""
+    from dutyfree.autotune import AutoTuner
+
+    tuner = AutoTuner.get()
+    find = tuner.agree
+
+    def agree() -> list[Choice]:
+        tactic = ("bf16_mm", best_target())[int(os.environ["RANK"])]
+        for choice in tuner.choices():
+            _core.restore_choice(*choice.key, tactic, 1.0)
+        changed = find()
+        assert len(changed) == (0, len(tuner.choices()))[int(os.environ["RANK"])], changed
+        return changed
+
+    tuner.agree = agree
+
+
 def drifting() -> None:
     """One rank's audio is a bit off."""
     from dutyfree.workloads.ltx2.denoise import Denoising
@@ -174,7 +195,6 @@ def make_tuning(path: Path) -> None:
 
     register("dutyfree")
     import dutyfree
-    from dutyfree import ops
     from dutyfree.workloads.ltx2.denoise import Denoising
     from dutyfree.workloads.ltx2.model import make_model
 
@@ -185,11 +205,17 @@ def make_tuning(path: Path) -> None:
     for name, choices in operators.items():
         weights = {tuple(choice["dims"][1:]) for choice in choices}
         operators[name] = [
-            {**choices[0], "dims": [rows, *weight], "tactic": ops.nvfp4.available_targets()[-1]}
+            {**choices[0], "dims": [rows, *weight], "tactic": best_target()}
             for weight in sorted(weights)
             for rows in (1, 2, 4, 8, 16, 32, 64)
         ]
     path.write_text(json.dumps(contents))
+
+
+def best_target() -> str:
+    from dutyfree import ops
+
+    return ops.nvfp4.available_targets()[-1]
 
 
 def tuning_path(folder: Path) -> Path:

@@ -89,6 +89,11 @@ def test_a_split_block_is_one_graph_for_torch_compile() -> None:
     assert_same_bits("traced", "ulysses 2")
 
 
+def test_ranks_agree_on_tactics_that_they_measured() -> None:
+    # Rank 0's win the tie. Ranks with different ones would end with different latents, which is an error.
+    assert len(outcome("disagreeing").audio) == 2
+
+
 @pytest.mark.parametrize("case", ["drifting", "no exchange"])
 def test_ranks_that_drift_apart_are_an_error_on_all_of_them(case: str) -> None:
     errors = any_outcome(case).errors

@@ -130,9 +130,8 @@ def _tactics(job: Job) -> Iterator[None]:
     if job.tuning is None:
         with dutyfree.autotune(repeats=3, warmup=1) as tuner:
             yield
-        agree = getattr(tuner, "agree", None)
-        if agree is not None and job.layout.processes > 1:
-            agree()
+        if job.layout.processes > 1:
+            tuner.agree()
         return
     refused = _load(job.tuning)
     if refused is not None:
