@@ -40,7 +40,7 @@ def shared_run(step_seconds: Callable[[str], list[float]], latents: tuple[torch.
             step_seconds=step_seconds(registration),
             video=latents[0],
             audio=latents[1],
-            calls={"quantize": 28, "gemm": 28},
+            calls={"trtllm::tunable_fp4_quantize": 28, "trtllm::nvfp4_gemm": 28},
             guidance=2,
             ulysses=processes // 2,
         )
@@ -117,6 +117,7 @@ def test_facts_follow_from_the_steps(measured: Results) -> None:
         assert slowest == sorted(slowest)
         assert slowest[0] >= row.us * 0.999
     # Made up: the first, 0.01 s, is the fastest, and 0.025 s the median.
+    assert measured.facts[SHARED]["calls"][PLAIN] == {"quantize": 28, "gemm": 28}
     assert measured.facts[SHARED]["seconds_a_run"] == dict.fromkeys(TIMED, pytest.approx(6 * 0.025))
     assert measured.find(SHARED, PLAIN).us == pytest.approx(10_000)  # type: ignore[union-attr]
 
@@ -258,6 +259,22 @@ def test_operators_that_are_left_out_return_what_they_returned_in_turn() -> None
     assert turn[0] is turn[2] is turn[4] is first
     assert turn[1] is second
     assert [part.shape for part in turn[3]] == [(1, 2), (1, 2)]
+
+
+def test_what_is_written_into_results_that_are_returned_again_is_undone() -> None:
+    results = [[torch.ones(2, dtype=torch.uint8), torch.zeros(3)], torch.ones(2)]
+    tensors = ltx2_worker._distinct([*results, results[1]])
+    assert len(tensors) == 3
+    rewrite = ltx2_worker._rewriting(tensors)
+    for tensor in tensors:
+        tensor.fill_(7)
+    rewrite()
+    assert [tensor.tolist() for tensor in tensors] == [[1, 1], [0, 0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(("value", "usual"), [(0.0, True), (-2.0, True), (1e-39, False), (float("inf"), False)])
+def test_results_with_numbers_that_take_other_times_are_known(value: float, usual: bool) -> None:
+    assert ltx2_worker._usual(torch.tensor([1.0, value], dtype=torch.bfloat16)) == usual
 
 
 def test_graphs_that_differ_are_refused() -> None:

@@ -12,8 +12,9 @@ import torch
 from dutyfree.bench import ltx2_model as model
 from dutyfree.bench.baseline import FURTHER_PASSES, Gate, Key
 from dutyfree.bench.candidates import require_path
+from dutyfree.bench.ltx2_worker import OPERATORS
 from dutyfree.bench.measure import Block, Call, Timing, summarise, timed_block
-from dutyfree.bench.process import ANSWER_SECONDS
+from dutyfree.bench.process import ANSWER_SECONDS, WorkerError
 from dutyfree.bench.results import Results, Row
 from dutyfree.bench.run import AGAIN, Job, Progress, run_jobs
 from dutyfree.workloads.ltx2 import PLAIN, Sizes
@@ -82,12 +83,12 @@ class Plan:
 
     def keys(self) -> list[Key]:
         """The rows of the model."""
-        return [(case, name, _device(case)) for case in self.cases() for name in TIMED]
+        return [(case, name, _device()) for case in self.cases() for name in TIMED]
 
 
-def _device(case: str) -> str:
-    """Where a case of the model runs; several processes would have to share a GPU."""
-    return "cuda" if torch.cuda.is_available() and not case.startswith(PROCESSES.format("")) else "cpu"
+def _device() -> str:
+    """Where the model runs."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | None = None) -> Results:
@@ -107,7 +108,7 @@ def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | No
     if plan.trace_only:
         return results
     results.facts |= {"settings": settings, "steps": plan.run_steps, "runs": plan.runs}
-    with model.ModelRun(plan.sizes, plan.run_steps, _device(model.EAGER), progress, timeout=plan.timeout) as run:
+    with model.ModelRun(plan.sizes, plan.run_steps, _device(), progress, timeout=plan.timeout) as run:
         for case in plan.cases():
             if case == model.EAGER:
                 measured = run.eager(plan.runs)
@@ -130,8 +131,7 @@ def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | No
 def _rows(case: str, timings: dict[str, Timing]) -> list[Row]:
     plain = timings[PLAIN].us
     return [
-        Row(case, name, timing.us, timing.us - plain, timing.spread_us, _device(case))
-        for name, timing in timings.items()
+        Row(case, name, timing.us, timing.us - plain, timing.spread_us, _device()) for name, timing in timings.items()
     ]
 
 
@@ -198,18 +198,22 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
             break
         for name in model.in_turn(list(TIMED), turn):
             progress(f"{case}, {name}, run {turn + 1} of {plan.runs}{left}")
-            one = launch(
-                name,
-                steps=plan.run_steps,
-                processes=plan.processes,
-                ulysses=plan.ulysses,
-                sizes=plan.sizes,
-                tuning=run.tactics if run.tactics.exists() else None,
-                timeout=plan.timeout,
-            )
+            try:
+                one = launch(
+                    name,
+                    steps=plan.run_steps,
+                    processes=plan.processes,
+                    ulysses=plan.ulysses,
+                    sizes=plan.sizes,
+                    tuning=run.tactics if run.tactics.exists() else None,
+                    timeout=plan.timeout,
+                    progress=lambda text, name=name: progress(f"{case}, {name}, {text}"),
+                )
+            except RuntimeError as error:  # it says which rank, and what that printed
+                raise WorkerError(f"benchmark ltx2, {case}, {name}: {error}") from None
             step_us[name] += [seconds * 1e6 for seconds in one.step_seconds]
             facts["difference"][name] = model.difference(run.eager_latents, (one.video, one.audio))
-            facts["calls"][name] = one.calls
+            facts["calls"][name] = {short: one.calls[f"trtllm::{full}"] for short, full in OPERATORS.items()}
             facts |= {"guidance": one.guidance, "ulysses": one.ulysses}
             left.advance(1)
     model.require_alike(case, facts["difference"])

@@ -10,7 +10,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,8 @@ class Stepper:
         self._model = make_model(sizes, device=device)
         self._denoising: Any = None
         self._compiled = False
-        self._begin_step: Callable[[], object] = lambda: None
+        # What happens before each step, untimed.
+        self._before_step: list[Callable[[], object]] = []
         gc.collect()
         gc.freeze()  # else each collection between steps would go through all of torch and diffusers
 
@@ -110,7 +111,8 @@ class Stepper:
             host_ns = []
             cpu_start, start = time.process_time_ns(), time.perf_counter_ns()
             for _ in range(count):
-                self._begin_step()
+                for prepare in self._before_step:
+                    prepare()
                 before = time.perf_counter_ns()
                 self._denoising.step()
                 host_ns.append(time.perf_counter_ns() - before)
@@ -155,7 +157,11 @@ class Stepper:
 
         Before ``compile`` Python functions stand in their place; after it, since compiled code calls operators, kernels
         that do the same, below dutyfree's operators. Results of one shape and dtype share a tensor, as the allocator
-        would give them memory that is in a cache; so the step's own results mean nothing, only its time does.
+        would give them memory that is in a cache; so the step's own results mean nothing, only its time does. Compiled
+        code writes over results that it does not need any more, so that they are written anew before each step.
+
+        Raises:
+            RuntimeError: In a step they became numbers with which arithmetic may take other times.
         """
         from dutyfree.workloads.ltx2.registrations import kernels
 
@@ -177,6 +183,11 @@ class Stepper:
         self._one_step()
         for name, results in records.items():
             setattr(kernels, name, _replaying(results))
+        kept = _distinct(result for results in records.values() for result in results)
+        self._before_step.append(_rewriting(kept))
+        self._one_step()
+        if not all(map(_usual, kept)):
+            raise RuntimeError("results of operators that were left out became infinite, NaN or subnormal in a step.")
 
     def compile(self, options: dict[str, Any]) -> list[str]:
         """Compile the blocks, and the step that makes it happen.
@@ -211,7 +222,7 @@ class Stepper:
         torch._dynamo.reset()
         self._compiled = True
         if options.get("mode") == "reduce-overhead":
-            self._begin_step = torch.compiler.cudagraph_mark_step_begin
+            self._before_step = [torch.compiler.cudagraph_mark_step_begin]
         compile_blocks(self._model, **options)
         for _ in range(3):  # CUDA graphs warm up, record, and then replay
             self._one_step()
@@ -219,7 +230,8 @@ class Stepper:
 
     def _one_step(self) -> None:
         self.begin(1)
-        self._begin_step()
+        for prepare in self._before_step:
+            prepare()
         self._denoising.step()
         self._wait()
 
@@ -275,6 +287,31 @@ def _recording(operator: Callable[..., Any]) -> tuple[Callable[..., Any], list[A
         return result
 
     return record, results
+
+
+def _distinct(results: Iterable[Any]) -> list[Tensor]:
+    """The tensors in operators' results, each once."""
+    parts = (part for result in results for part in (result if isinstance(result, list) else [result]))
+    return list({id(part): part for part in parts}.values())
+
+
+def _rewriting(results: list[Tensor]) -> Callable[[], None]:
+    """A function that gives tensors the values that they have now."""
+    pairs = [(result, result.clone()) for result in results]
+
+    @torch.inference_mode()
+    def rewrite() -> None:
+        for result, values in pairs:
+            result.copy_(values)
+
+    return rewrite
+
+
+def _usual(x: Tensor) -> bool:
+    if not x.is_floating_point():
+        return True
+    size = x.abs()
+    return bool((torch.isfinite(x) & ((size == 0) | (size >= torch.finfo(x.dtype).tiny))).all())
 
 
 def _replaying(results: list[Any]) -> Callable[..., Any]:
