@@ -31,15 +31,15 @@ SIZES = Sizes(blocks=1)
 SHARED = ltx2.PROCESSES.format(2)
 
 
-def shared_run(step_seconds: Callable[[str], list[float]], latents: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def shared_run(step_seconds: Callable[[str], list[float]], latents: Callable[[], Any]) -> Any:
     """What stands for a run of several processes."""
 
     def run(registration: str, *, processes: int, **options: Any) -> Any:
         assert options["tuning"] is None or options["tuning"].exists()
         return SimpleNamespace(
             step_seconds=step_seconds(registration),
-            video=latents[0],
-            audio=latents[1],
+            video=latents()[0],
+            audio=latents()[1],
             calls={"trtllm::tunable_fp4_quantize": 28, "trtllm::nvfp4_gemm": 28},
             guidance=2,
             ulysses=processes // 2,
@@ -52,12 +52,11 @@ def shared_run(step_seconds: Callable[[str], list[float]], latents: tuple[torch.
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """A quick run with a model of one block, through JSON; the run of two processes is made up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ltx2, "_check_layout", lambda plan: None)
         eager: list[Any] = []
         made = ltx2_model.ModelRun.eager
         patch.setattr(ltx2_model.ModelRun, "eager", lambda self, runs: eager.append(self) or made(self, runs))
         patch.setattr(
-            ltx2, "_launch", lambda: shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], eager[0].eager_latents)
+            ltx2.launch, "run", shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], lambda: eager[0].eager_latents)
         )
         progress: list[str] = []
         results = ltx2.run_ltx2(ltx2.Plan(quick=True, steps=6, sizes=SIZES, processes=2), progress=progress.append)
@@ -350,10 +349,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
 
     monkeypatch.setattr(ltx2, "trace_jobs", jobs)
     monkeypatch.setattr(ltx2_model, "ModelRun", ToldRun)
-    monkeypatch.setattr(ltx2, "_check_layout", lambda plan: None)
     monkeypatch.setattr(ToldRun, "measured", 0)
-    shared = shared_run(lambda name: [0.1], (torch.ones(1), torch.ones(1)))
-    monkeypatch.setattr(ltx2, "_launch", lambda: shared)
+    shared = shared_run(lambda name: [0.1], lambda: (torch.ones(1), torch.ones(1)))
+    monkeypatch.setattr(ltx2.launch, "run", shared)
     return ToldRun
 
 
@@ -433,6 +431,8 @@ def version_of_diffusers(version: str | None) -> Callable[[str], str]:
     [
         (("ltx2", "--steps", "0"), "steps is 0; at least 1 is expected"),
         (("ltx2", "--processes", "-1"), "processes is -1"),
+        (("ltx2", "--processes", "4", "--ulysses", "3"), "ulysses=3 with 4 processes"),
+        (("ltx2", "--processes", "6"), "does not divide the 4 heads"),
         (("ltx2", "--ulysses", "2"), "ulysses divides processes, of which there is 1"),
         (("ltx2", "--trace-only", "--compile"), "the trace alone has no model"),
         (("calls", "--processes", "2"), "--processes is an option of ltx2, not of calls"),

@@ -147,7 +147,7 @@ def _ltx2_plan(**given: Any) -> Any:
 
     try:
         return Plan(**{name: value for name, value in given.items() if value is not None})
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from None
 
 

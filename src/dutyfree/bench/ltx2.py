@@ -1,9 +1,7 @@
 """``dutyfree bench ltx2``: the published call trace, and steps of the LTX-2 model, by each registration."""
 
 import dataclasses
-import importlib
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +14,12 @@ from dutyfree.bench.ltx2_worker import OPERATORS
 from dutyfree.bench.measure import Block, Call, Timing, summarise, timed_block
 from dutyfree.bench.process import ANSWER_SECONDS, WorkerError
 from dutyfree.bench.results import Results, Row
-from dutyfree.bench.run import AGAIN, Job, Progress, run_jobs
-from dutyfree.workloads.ltx2 import PLAIN, Sizes
+from dutyfree.bench.run import AGAIN, Progress, run_jobs
+from dutyfree.bench.run import Job as Timed
+from dutyfree.workloads.ltx2 import PLAIN, Sizes, launch
 from dutyfree.workloads.ltx2.diffusers import check_diffusers
+from dutyfree.workloads.ltx2.job import Job
+from dutyfree.workloads.ltx2.layout import Layout
 
 TRACE, PROCESSES = "trace", "model_processes{}"
 TIMED = model.TIMED
@@ -62,7 +63,8 @@ class Plan:
         if not self.trace_only:
             check_diffusers()
         if self.processes > 1:
-            _check_layout(self)
+            layout = Layout.of(self.processes, self.ulysses)
+            Job(PLAIN, self.run_steps, self.sizes, 0, layout, timeout=self.timeout).check()
 
     @property
     def run_steps(self) -> int:
@@ -135,12 +137,12 @@ def _rows(case: str, timings: dict[str, Timing]) -> list[Row]:
     ]
 
 
-def trace_jobs() -> list[Job]:
+def trace_jobs() -> list[Timed]:
     """A step's 2,100 calls of empty kernels by each registration, on the CPU and, where torch has it, on CUDA."""
     return [_trace_job(device) for device in (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])]
 
 
-def _trace_job(device: str) -> Job:
+def _trace_job(device: str) -> Timed:
     from dutyfree.workloads.ltx2.trace import make_trace
 
     blocks = {}
@@ -153,7 +155,7 @@ def _trace_job(device: str) -> Job:
                 require_path("direct", TRACE, name, operators.gemm, Call(arguments.gemm, {}))
         blocks[TRACE, name] = _inferring(timed_block(trace.replay, Call((), {})))
     blocks[TRACE, AGAIN] = _inferring(timed_block(make_trace(PLAIN, device).replay, Call((), {})))
-    return Job(f"{TRACE} ({device})", torch.device(device), blocks, (TRACE, PLAIN), (TRACE, AGAIN))
+    return Timed(f"{TRACE} ({device})", torch.device(device), blocks, (TRACE, PLAIN), (TRACE, AGAIN))
 
 
 def _inferring(block: Block) -> Block:
@@ -172,24 +174,9 @@ def _trace_calls() -> dict[str, int]:
     return {"quantize": QUANTIZE_CALLS, "gemm": GEMM_CALLS}
 
 
-def _check_layout(plan: Plan) -> None:
-    """ValueError where the processes can't share the model."""
-    layout: Any = importlib.import_module("dutyfree.workloads.ltx2.layout").Layout
-    layout.of(plan.processes, plan.ulysses).check(plan.sizes)
-
-
-# workloads.ltx2.launch.run.
-Launch = Callable[..., Any]
-
-
-def _launch() -> Launch:
-    run: Launch = importlib.import_module("dutyfree.workloads.ltx2.launch").run
-    return run
-
-
 def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: Progress, gate: Gate | None) -> None:
     """Runs that several processes share, the registrations in turn."""
-    case, launch = PROCESSES.format(plan.processes), _launch()
+    case = PROCESSES.format(plan.processes)
     step_us: dict[str, list[float]] = {name: [] for name in TIMED}
     facts: dict[str, Any] = {"difference": {}, "calls": {}}
     left = model.TimeLeft(plan.runs * len(TIMED))
@@ -199,7 +186,7 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
         for name in model.in_turn(list(TIMED), turn):
             progress(f"{case}, {name}, run {turn + 1} of {plan.runs}{left}")
             try:
-                one = launch(
+                one = launch.run(
                     name,
                     steps=plan.run_steps,
                     processes=plan.processes,
@@ -207,7 +194,7 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
                     sizes=plan.sizes,
                     tuning=run.tactics if run.tactics.exists() else None,
                     timeout=plan.timeout,
-                    progress=lambda text, name=name: progress(f"{case}, {name}, {text}"),
+                    progress=_beginning(f"{case}, {name}", progress),
                 )
             except RuntimeError as error:  # it says which rank, and what that printed
                 raise WorkerError(f"benchmark ltx2, {case}, {name}: {error}") from None
@@ -223,6 +210,10 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
         name: statistics.median(samples) / 1e6 * plan.run_steps for name, samples in step_us.items()
     }
     results.facts[case] = facts
+
+
+def _beginning(words: str, progress: Progress) -> Progress:
+    return lambda text: progress(f"{words}, {text}")
 
 
 def _timings(step_us: dict[str, list[float]]) -> dict[str, Timing]:
