@@ -60,11 +60,11 @@ def peak_sentences(facts: dict[str, Any]) -> list[str]:
 
 
 def nvfp4_ltx2_table(results: dict[str, Any]) -> str:
-    """The products of LTX-2."""
+    """The products of LTX-2, of a quick run the small ones."""
     rows, backends = rows_of(results), results["facts"]["backends"]
     columns = [*NVFP4_COLUMNS.values(), "bf16 / both", "float32 / both", "backend"]
     lines = header(["M, N, K", *columns])
-    for shape in nvfp4.LTX2:
+    for shape in (shape for shape in nvfp4.LTX2 if shape.case in backends):
         cells = [*product_cells(rows, shape), f"`{backends[shape.case]}`"]
         lines.append(f"| {shape.m}, {shape.n}, {shape.k} | " + " | ".join(cells) + " |")
     return "\n".join(lines + note(results))

@@ -203,5 +203,5 @@ def facts(results: Results) -> dict[str, Any]:
         },
         "stream_bytes": peaks.stream_bytes(),
         "peak_gop_s": peak,
-        "backends": {shape.case: chosen_backend(shape) for shape in SHAPES},
+        "backends": {shape.case: chosen_backend(shape) for shape in SHAPES if results.find(shape.case, GEMM)},
     }

@@ -111,7 +111,7 @@ def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None, gate:
 
     def jobs() -> list[Job]:
         progress("compiling, and quantizing weights")
-        return nvfp4_jobs()
+        return nvfp4_jobs(nvfp4_shapes.QUICK_SHAPES if quick else nvfp4_shapes.SHAPES)
 
     results = run_jobs(jobs, quick, progress, threads=torch.get_num_threads(), gate=gate)
     results.environment |= nvfp4.describe()
@@ -120,7 +120,7 @@ def run_nvfp4(*, quick: bool = False, progress: Progress = lambda _: None, gate:
     return results
 
 
-def nvfp4_jobs() -> list[Job]:
+def nvfp4_jobs(shapes: list[nvfp4_shapes.Shape]) -> list[Job]:
     from dutyfree.bench import nvfp4, peaks
 
     cpu = torch.device("cpu")
@@ -135,7 +135,7 @@ def nvfp4_jobs() -> list[Job]:
     jobs.append(
         Job("quantize in torch", cpu, nvfp4.torch_blocks(), (nvfp4_shapes.TORCH_CASE, "dutyfree"), rounds_each=40)
     )
-    for shape in nvfp4_shapes.SHAPES:
+    for shape in shapes:
         blocks = nvfp4.product_blocks(shape)
         baseline, again = (shape.case, nvfp4_shapes.BF16), (shape.case, AGAIN)
         blocks[again] = nvfp4.product_blocks(shape)[baseline]
