@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import os
 
 import pytest
@@ -18,6 +19,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("DUTYFREE_REQUIRE_CUDA") == "1":
         pytest.fail("DUTYFREE_REQUIRE_CUDA=1, but this PyTorch sees no CUDA device", pytrace=False)
     pytest.skip("needs a CUDA device, and this PyTorch sees none")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_quick() -> None:
+    # Tests that collect garbage would look through a million objects of torch's and pytest's each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

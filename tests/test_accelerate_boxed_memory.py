@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,16 @@ LEAKS: list[tuple[str, Callable[[], Arguments]]] = [
 ]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Waking a second one for two elements takes a hundred times as long as the rest of a call."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @numbered(LEAKS)
 def test_nothing_leaks(name: str, make: Callable[[], Arguments]) -> None:
     op = operator(name)

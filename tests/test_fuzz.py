@@ -211,6 +211,7 @@ def test_what_only_fast_custom_op_does_better_is_a_difference_of_an_accelerated_
 
 def test_a_run_leaves_the_process_as_it_was() -> None:
     logger = logging.getLogger("torch._library.custom_ops")
+    gc.unfreeze()
     before = logger.disabled, torch.library.Library.impl, gc.get_freeze_count()
 
     def stop(report: Report) -> None:

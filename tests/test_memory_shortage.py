@@ -151,6 +151,7 @@ def leaves_nothing(function: Callable[..., Any], kind: Kind) -> None:
         for _ in range(REPEATS // 10):  # PyTorch imports and caches when its own path runs first
             attempt(function, kind, failing)
         gc.collect()
+        gc.freeze()  # what is collected below is what the calls left, not all that PyTorch imported
         blocks = sys.getallocatedblocks()
         for _ in range(REPEATS):
             attempt(function, kind, failing)
