@@ -80,6 +80,7 @@ aarch64: $(aarch64)/tools/run $(googletest)/src/gtest-all.cc
 
 test: $(with_tests)
 	cmake --build $(build)
+	python tests/cpp_twins.py
 	python -m pytest -q
 
 # Generated operators and calls against torch.library.custom_op: make fuzz CASES=1000000 SEED=7

@@ -1,7 +1,8 @@
 """Builds and loads the libraries in cpp_operators/, whose operators are defined twice, and compares the two.
 
 A block of operators is in the namespaces ``name_slow``, by PyTorch's own TORCH_LIBRARY and never accelerated, and
-``name_fast``, by DUTYFREE_LIBRARY.
+``name_fast``, by DUTYFREE_LIBRARY. A test builds the library that it needs; ``python cpp_twins.py`` builds all, as many
+at once as there are cores, which is what ``make test`` does first.
 """
 
 import fcntl
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,8 @@ def alike_overload(
 
 
 __all__ = ["BOXED_FOR_TYPE", "alike", "alike_overload", "both_sides", "call", "library_file", "load", "twins"]
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as several:
+        print("built", *several.map(library_file, ("arguments", "behaviour", "later", "results")))
