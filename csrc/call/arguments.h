@@ -166,8 +166,8 @@ class BoundArguments {
 
   c10::DispatchKeySet keys_;
   c10::DispatchKeySet every_key_;  // the same of all tensors
-  std::size_t end_ = 0;  // no value is placed from this slot on
-  bool named_ = false;   // some were given by name, so that a value may be missing before one that is there
+  std::size_t end_ = 0;            // no value is placed from this slot on
+  bool named_ = false;             // some were given by name, so that a value may be missing before one that is there
   bool placed_ = false;
   bool may_require_grad_ = false;
   std::uint64_t owned_ = 0;  // slots whose value belongs to this object

@@ -202,19 +202,21 @@ PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::siz
   if (Py_TYPE(self)->tp_call != PyVectorcall_Call) [[unlikely]] {
     return call_patched(self, args, nargsf, keywords);
   }
-  const PyRef target = PyRef::borrow(reinterpret_cast<CallTarget*>(self)->target);
-  if (!target) [[unlikely]] {
+  PyObject* target = reinterpret_cast<CallTarget*>(self)->target;
+  if (target == nullptr) [[unlikely]] {
     PyErr_Format(PyExc_RuntimeError, "%s is not registered yet", Py_TYPE(self)->tp_name);
     return nullptr;
   }
-  if (is_plain_overload(target.get())) [[likely]] {
-    const PyRef op = current_op(target.get());
+  if (is_plain_overload(target)) [[likely]] {
+    const PyRef op = current_op(target);
     if (op) [[likely]] {
       return is_op_callable(op.get()) ? call_with_vector(op.get(), args, nargsf, keywords)
                                       : PyObject_Vectorcall(op.get(), args, nargsf, keywords);
     }
   }
-  return PyObject_Vectorcall(target.get(), args, nargsf, keywords);
+  // Held, since what runs may give the object another target.
+  const PyRef held = PyRef::borrow(target);
+  return PyObject_Vectorcall(held.get(), args, nargsf, keywords);
 }
 
 PyObject* call_target_new(PyTypeObject* type, PyObject*, PyObject*) {

@@ -17,12 +17,7 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
   });
 }
 
-[[gnu::always_inline]] inline PyRef run_function(const RunningCall& call) {
-  const torch_compat::BelowAutograd guard(call.thread,
-                                          call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
-  if (call.typed.call != nullptr) {
-    return run_typed(call.typed, call.op.signature());
-  }
+[[gnu::always_inline]] inline PyRef call_function(const PythonCall& call) {
   if (torch_compat::frame_evaluator_installed() && call.disables_dynamo) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
@@ -33,25 +28,49 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
   return PyRef::steal(call.arguments.call(call.op.signature(), call.function.get()));
 }
 
-// Bumps the versions of mutated arguments, runs the body as PyTorch would run it and settles its result, which PyTorch
-// would send through `kernels_crossed` Python kernels. The arguments are settled. Null with a Python error set where
-// the body or PyTorch's checks raise.
-[[gnu::always_inline]] inline PyRef run_body(const RunningCall& call, int kernels_crossed) {
+// Bumps the versions of mutated arguments and runs the body, `run`, as PyTorch would run it. Null with a Python error
+// set where it raises.
+template <typename Run>
+[[gnu::always_inline]] inline PyRef run_below_autograd(const PythonCall& call, Run run) {
   if (call.decision.bumps_versions) {
     bump_versions(call.op, call.arguments);
   }
-  PyRef result = run_function(call);
-  if (!result) {
-    if (seeded(Fault::ExceptionKeepsKeys)) {
-      call.thread.set_excluded(call.thread.excluded() | c10::autograd_dispatch_keyset);
-    }
-    return {};
+  PyRef result;
+  {
+    const torch_compat::BelowAutograd guard(call.thread,
+                                            call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
+    result = run();
   }
-  if (call.typed.call != nullptr && kernels_crossed == 0) {
-    return result;  // made from C++ values: it is what the schema says
+  if (!result && seeded(Fault::ExceptionKeepsKeys)) {
+    call.thread.set_excluded(call.thread.excluded() | c10::autograd_dispatch_keyset);
   }
+  return result;
+}
+
+// Settles a body's result, which PyTorch would send through `kernels_crossed` Python kernels. Null with a Python error
+// set where PyTorch's checks raise.
+[[gnu::always_inline]] inline PyRef settled(const PythonCall& call, PyRef result, int kernels_crossed) {
   PyObject* judge = seeded(Fault::KernelUnheld) ? call.decision.backend->judge() : call.judge.get();
   return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), judge, kernels_crossed));
+}
+
+// Runs a Python body and settles its result. The arguments are settled. Null with a Python error set where the body or
+// PyTorch's checks raise.
+[[gnu::always_inline]] inline PyRef run_python(const PythonCall& call, int kernels_crossed) {
+  PyRef result = run_below_autograd(call, [&] { return call_function(call); });
+  return result ? settled(call, std::move(result), kernels_crossed) : PyRef();
+}
+
+// The same for any body.
+[[gnu::always_inline]] inline PyRef run_body(const RunningCall& call, int kernels_crossed) {
+  if (call.typed.call == nullptr) {
+    return run_python(call, kernels_crossed);
+  }
+  PyRef result = run_below_autograd(call, [&] { return run_typed(call.typed, call.op.signature()); });
+  if (!result || kernels_crossed == 0) {
+    return result;  // made from C++ values: it is what the schema says
+  }
+  return settled(call, std::move(result), kernels_crossed);
 }
 
 }  // namespace dutyfree::call

@@ -40,6 +40,22 @@ namespace dutyfree::call {
   return run(call);
 }
 
+// The same for a Python body without a gradient to record, as most calls of Python operators are.
+[[gnu::always_inline]] inline PyObject* run_python_decided(const Operator& op,
+                                                           const Decision& decision,
+                                                           const torch_compat::ThreadState& thread,
+                                                           CallValues& values) {
+  if (!values.bound.settle_defaults(op.signature())) [[unlikely]] {
+    return nullptr;
+  }
+  const PythonCall call(op, decision, thread, values.bound);
+  auto callbacks = torch_compat::operator_callbacks();
+  if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
+    return run_observed(RunningCall(op, decision, thread, values), *std::move(callbacks));
+  }
+  return run_python(call, decision.kernels_crossed).release();
+}
+
 // The same for a C++ body alone, which nothing but an observer can see or change while it runs.
 [[gnu::always_inline]] inline PyObject* run_typed_decided(const Operator& op,
                                                           const Decision& decision,
@@ -89,7 +105,9 @@ inline bool fits_no_way(const Decision& decision) {
       return Outcome::Made;
     }
     if (runs_body) [[likely]] {
-      *result = run_decided(op, decision, thread, values);
+      *result = decision.typed == nullptr && decision.autograd == nullptr
+                    ? run_python_decided(op, decision, thread, values)
+                    : run_decided(op, decision, thread, values);
       return Outcome::Made;
     }
     if (decision.path == observe::Path::Boxed && values.boxed.has_value()) {

@@ -21,11 +21,11 @@ PyObject* settle_any_result(const Operator& op,
 // Whether a result shares its storage with no argument; false also where only PyTorch's own check can tell.
 inline bool has_own_storage(const Operator& op, const BoundArguments& arguments, const c10::TensorImpl& result) {
   const c10::StorageImpl* storage = torch_compat::storage_identity(result);
-  return storage != nullptr && (seeded(Fault::InputAliasUnchecked) ||
-                                !arguments.any_tensor(op.signature(), op.signature().tensor_slots(),
-                                                      [storage](const c10::TensorImpl& input) {
-                                                        return torch_compat::storage_identity(input) == storage;
-                                                      }));
+  return storage != nullptr &&
+         (seeded(Fault::InputAliasUnchecked) ||
+          !arguments.any_tensor(op.signature(), op.signature().tensor_slots(), [storage](const c10::TensorImpl& input) {
+            return torch_compat::storage_identity(input) == storage;
+          }));
 }
 
 // The same as settle_any_result, with a short way for the usual result: one plain tensor that is no argument's alias.
@@ -35,8 +35,8 @@ inline bool has_own_storage(const Operator& op, const BoundArguments& arguments,
                                                       PyObject* judge,
                                                       int kernels_crossed) {
   if (op.signature().returns_tensor() && torch_compat::is_plain_tensor(result.get()) &&
-      (judge == nullptr ||
-       (!op.returns_mutated() && has_own_storage(op, arguments, *torch_compat::tensor_impl(result.get()))))) [[likely]] {
+      (judge == nullptr || (!op.returns_mutated() &&
+                            has_own_storage(op, arguments, *torch_compat::tensor_impl(result.get()))))) [[likely]] {
     return result.release();
   }
   return settle_any_result(op, arguments, std::move(result), judge, kernels_crossed);

@@ -8,34 +8,44 @@
 
 namespace dutyfree::call {
 
-// A decided call while it is made, on the stack of its thread. It holds what the call needs of its kernels from the
-// decision on: whatever lets another thread or Python code in (an observer, the body) may register another kernel or
-// redefine the operator, and the decision's pointers die with that.
-struct RunningCall {
-  [[gnu::always_inline]] RunningCall(const Operator& op,
-                                     const Decision& decision,
-                                     const torch_compat::ThreadState& thread,
-                                     CallValues& values)
+// A decided call of a Python body while it is made, on the stack of its thread. It holds what the call needs of its
+// kernels from the decision on: whatever lets another thread or Python code in (an observer, the body) may register
+// another kernel or redefine the operator, and the decision's pointers die with that.
+struct PythonCall {
+  [[gnu::always_inline]] PythonCall(const Operator& op,
+                                    const Decision& decision,
+                                    const torch_compat::ThreadState& thread,
+                                    BoundArguments& arguments)
       : op(op),
         decision(decision),
         thread(thread),
-        arguments(values.bound),
+        arguments(arguments),
         function(PyRef::borrow(decision.function)),
         judge(PyRef::borrow(decision.backend == nullptr ? nullptr : decision.backend->judge())),
-        disables_dynamo(decision.backend != nullptr && decision.backend->disables_dynamo()),
-        typed(decision.typed == nullptr ? TypedBody() : TypedBody(*decision.typed, values.typed)),
-        autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
-  RunningCall(const RunningCall&) = delete;
-  RunningCall& operator=(const RunningCall&) = delete;
-  [[gnu::always_inline]] ~RunningCall() = default;
+        disables_dynamo(decision.backend != nullptr && decision.backend->disables_dynamo()) {}
+  PythonCall(const PythonCall&) = delete;
+  PythonCall& operator=(const PythonCall&) = delete;
+  [[gnu::always_inline]] ~PythonCall() = default;
 
   const Operator& op;
   const Decision& decision;
   const torch_compat::ThreadState& thread;
   BoundArguments& arguments;
-  const PyRef function;                            // a Python body
-  const PyRef judge;                               // see BackendKernel::judge
-  const bool disables_dynamo;                      // the body runs with Dynamo turned off
+  const PyRef function;        // null where a C++ body runs
+  const PyRef judge;           // see BackendKernel::judge
+  const bool disables_dynamo;  // the body runs with Dynamo turned off
+};
+
+// The same of any body, with or without a gradient to record.
+struct RunningCall : PythonCall {
+  [[gnu::always_inline]] RunningCall(const Operator& op,
+                                     const Decision& decision,
+                                     const torch_compat::ThreadState& thread,
+                                     CallValues& values)
+      : PythonCall(op, decision, thread, values.bound),
+        typed(decision.typed == nullptr ? TypedBody() : TypedBody(*decision.typed, values.typed)),
+        autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
+
   const TypedBody typed;                           // a C++ body
   const std::shared_ptr<AutogradKernel> autograd;  // of an Autograd call
 };

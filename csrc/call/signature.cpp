@@ -113,8 +113,10 @@ std::optional<Signature> Signature::compile(const c10::FunctionSchema& schema) {
     signature.results_are_plain_ &= !type.list && !type.optional && type.kind != ValueKind::Other;
     signature.results_.push_back(type);
   }
-  signature.returns_tensor_ = signature.results_.size() == 1 && signature.results_[0].kind == ValueKind::Tensor &&
-                              !signature.results_[0].list && !signature.results_[0].optional;
+  const bool one = signature.results_.size() == 1 && signature.results_[0].kind == ValueKind::Tensor &&
+                   !signature.results_[0].optional;
+  signature.returns_tensor_ = one && !signature.results_[0].list;
+  signature.returns_tensor_list_ = one && signature.results_[0].list;
   signature.complete_ = true;
   return signature;
 }

@@ -62,6 +62,8 @@ class Signature {
   std::size_t required_count() const { return required_count_; }
   // Whether the result is one tensor.
   bool returns_tensor() const { return returns_tensor_; }
+  // Whether it is one list of tensors.
+  bool returns_tensor_list() const { return returns_tensor_list_; }
   // Slots that hold tensors or lists of tensors, and those of them that the schema says are mutated.
   const std::vector<std::uint8_t>& tensor_slots() const { return tensor_slots_; }
   const std::vector<std::uint8_t>& mutated_slots() const { return mutated_slots_; }
@@ -87,6 +89,7 @@ class Signature {
   bool complete_ = false;
   bool has_positional_defaults_ = false;
   bool returns_tensor_ = false;
+  bool returns_tensor_list_ = false;
   bool results_may_nest_ = false;
   bool results_are_plain_ = true;
   std::string unsupported_;
