@@ -28,6 +28,13 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
   return PyRef::steal(call.arguments.call(call.op.signature(), call.function.get()));
 }
 
+template <typename Run>
+[[gnu::always_inline]] inline PyRef run_guarded(const PythonCall& call, Run run) {
+  const torch_compat::BelowAutograd guard(call.thread,
+                                          call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
+  return run();
+}
+
 // Bumps the versions of mutated arguments and runs the body, `run`, as PyTorch would run it. Null with a Python error
 // set where it raises.
 template <typename Run>
@@ -35,12 +42,7 @@ template <typename Run>
   if (call.decision.bumps_versions) {
     bump_versions(call.op, call.arguments);
   }
-  PyRef result;
-  {
-    const torch_compat::BelowAutograd guard(call.thread,
-                                            call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
-    result = run();
-  }
+  PyRef result = run_guarded(call, run);
   if (!result && seeded(Fault::ExceptionKeepsKeys)) {
     call.thread.set_excluded(call.thread.excluded() | c10::autograd_dispatch_keyset);
   }

@@ -28,7 +28,8 @@ inline bool has_own_storage(const Operator& op, const BoundArguments& arguments,
           }));
 }
 
-// The same as settle_any_result, with a short way for the usual result: one plain tensor that is no argument's alias.
+// The same as settle_any_result, with a short way for the usual results: one plain tensor that is no argument's alias,
+// or none.
 [[gnu::always_inline]] inline PyObject* settle_result(const Operator& op,
                                                       const BoundArguments& arguments,
                                                       PyRef result,
@@ -37,6 +38,9 @@ inline bool has_own_storage(const Operator& op, const BoundArguments& arguments,
   if (op.signature().returns_tensor() && torch_compat::is_plain_tensor(result.get()) &&
       (judge == nullptr || (!op.returns_mutated() &&
                             has_own_storage(op, arguments, *torch_compat::tensor_impl(result.get()))))) [[likely]] {
+    return result.release();
+  }
+  if (result.get() == Py_None && op.signature().results().empty() && !op.returns_mutated()) {
     return result.release();
   }
   return settle_any_result(op, arguments, std::move(result), judge, kernels_crossed);
