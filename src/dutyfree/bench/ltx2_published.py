@@ -1,7 +1,8 @@
 """The published figures that ``dutyfree bench ltx2`` puts beside its own: a host program's for LTX-2 with NVFP4.
 
-Source: the description of the change to TensorRT-LLM that registered its operators by a ``define`` + ``impl`` helper
-named ``fast_custom_op``; LTX-2 at 736 x 1280 pixels and 121 frames, 40 steps, on one and on eight B200, PyTorch 2.10.
+Source: https://github.com/NVIDIA/TensorRT-LLM/pull/13149, which registers its operators by a ``define`` + ``impl``
+helper named ``fast_custom_op``; LTX-2 at 736 x 1280 pixels and 121 frames, 40 steps, on one and on eight B200, PyTorch
+2.10.
 """
 
 from dataclasses import dataclass
