@@ -472,3 +472,49 @@ def test_an_operator_whose_name_is_taken_over_can_be_collected(register: Any) ->
     gc.collect()
     assert reference() is None
     assert new(torch.ones(1)).tolist() == [2.0]
+
+
+def replace_the_kernel_while_a_default_list_is_made() -> None:
+    schema = "(Tensor x, int[] sizes=[1, 2], int k=0) -> Tensor"
+    made = iter(range(10**6))
+
+    def body_adding(amount: int) -> Any:
+        namespace: dict[str, Any] = {}
+        # Its globals do not have it, so that it goes with its last owner.
+        exec(f"def body(x, sizes=(1, 2), k=0):\n    return x + {amount}\n", {}, namespace)
+        return namespace["body"]
+
+    op = dutyfree.fast_custom_op(f"{unique_namespaces()[1]}::op", body_adding(0), mutates_args=(), schema=schema)
+    x = torch.ones(2)
+    others: list[Any] = []
+    finalised = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            gc.disable()
+            finalised.append(next(made))
+            op.register_kernel("cpu")(body_adding(20))
+            op(x, k=1)
+            # Something else in the memory of the body that was replaced.
+            others.extend((lambda *_, **__: "not a tensor") for _ in range(64))
+
+    for threshold in range(1, 40):
+        op.register_kernel("cpu")(body_adding(10))
+        op(x, k=3)  # from here on the operator knows its kernel
+        gc.collect()
+        gc.disable()
+        Cycle()
+        gc.set_threshold(threshold, 10, 10)
+        gc.enable()
+        result = op(x, k=3)  # by name, so that the list before it is made from its default
+        gc.disable()
+        assert result.tolist() in ([11, 11], [21, 21]), threshold
+    others.clear()
+    assert finalised
+
+
+def test_a_kernel_that_a_finaliser_replaces_while_arguments_are_settled_lives_through_its_call() -> None:
+    run_isolated(replace_the_kernel_while_a_default_list_is_made)

@@ -96,6 +96,7 @@ class FirstCalls {
       return op;
     }
     const PyRef ask = PyRef::borrow(ask_.get());
+    const PyRef held = PyRef::borrow(self);  // what is asked may take it from whoever called it
     const PyRef answer = PyRef::steal(PyObject_CallOneArg(ask.get(), self));
     if (!answer) {
       PyErr_WriteUnraisable(ask.get());  // the call itself is still PyTorch's to make
@@ -214,7 +215,8 @@ PyObject* call_target_vectorcall(PyObject* self, PyObject* const* args, std::siz
                                       : PyObject_Vectorcall(op.get(), args, nargsf, keywords);
     }
   }
-  // Held, since what runs may give the object another target.
+  // Held from here on, since what runs may give the object another target. The reads above run no Python, but for the
+  // first call of an operator, which holds it.
   const PyRef held = PyRef::borrow(target);
   return PyObject_Vectorcall(held.get(), args, nargsf, keywords);
 }

@@ -17,7 +17,7 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
   });
 }
 
-[[gnu::always_inline]] inline PyRef call_function(const PythonCall& call) {
+[[gnu::always_inline]] inline PyRef call_function(const DecidedCall& call) {
   if (torch_compat::frame_evaluator_installed() && call.disables_dynamo) [[unlikely]] {
     const torch_compat::DynamoDisabled disabled;
     if (disabled.failed()) {
@@ -29,7 +29,7 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
 }
 
 template <typename Run>
-[[gnu::always_inline]] inline PyRef run_guarded(const PythonCall& call, Run run) {
+[[gnu::always_inline]] inline PyRef run_guarded(const DecidedCall& call, Run run) {
   const torch_compat::BelowAutograd guard(call.thread,
                                           call.decision.below_autograd && !seeded(Fault::BodyNotBelowAutograd));
   return run();
@@ -38,7 +38,7 @@ template <typename Run>
 // Bumps the versions of mutated arguments and runs the body, `run`, as PyTorch would run it. Null with a Python error
 // set where it raises.
 template <typename Run>
-[[gnu::always_inline]] inline PyRef run_below_autograd(const PythonCall& call, Run run) {
+[[gnu::always_inline]] inline PyRef run_below_autograd(const DecidedCall& call, Run run) {
   if (call.decision.bumps_versions) {
     bump_versions(call.op, call.arguments);
   }
@@ -51,14 +51,14 @@ template <typename Run>
 
 // Settles a body's result, which PyTorch would send through `kernels_crossed` Python kernels. Null with a Python error
 // set where PyTorch's checks raise.
-[[gnu::always_inline]] inline PyRef settled(const PythonCall& call, PyRef result, int kernels_crossed) {
+[[gnu::always_inline]] inline PyRef settled(const DecidedCall& call, PyRef result, int kernels_crossed) {
   PyObject* judge = seeded(Fault::KernelUnheld) ? call.decision.backend->judge() : call.judge.get();
   return PyRef::steal(settle_result(call.op, call.arguments, std::move(result), judge, kernels_crossed));
 }
 
 // Runs a Python body and settles its result. The arguments are settled. Null with a Python error set where the body or
 // PyTorch's checks raise.
-[[gnu::always_inline]] inline PyRef run_python(const PythonCall& call, int kernels_crossed) {
+[[gnu::always_inline]] inline PyRef run_python(const DecidedCall& call, int kernels_crossed) {
   PyRef result = run_below_autograd(call, [&] { return call_function(call); });
   return result ? settled(call, std::move(result), kernels_crossed) : PyRef();
 }

@@ -45,10 +45,11 @@ namespace dutyfree::call {
                                                            const Decision& decision,
                                                            const torch_compat::ThreadState& thread,
                                                            CallValues& values) {
+  const DecidedCall call(op, decision, thread, values.bound);
+  // After the call holds its kernels: making a list may run a finaliser, which may register others.
   if (!values.bound.settle_defaults(op.signature())) [[unlikely]] {
     return nullptr;
   }
-  const PythonCall call(op, decision, thread, values.bound);
   auto callbacks = torch_compat::operator_callbacks();
   if (callbacks.has_value() && op.entry().isObserved()) [[unlikely]] {
     return run_observed(RunningCall(op, decision, thread, values), *std::move(callbacks));

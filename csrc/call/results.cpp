@@ -185,35 +185,6 @@ PyRef settle(const Operator& op, const BoundArguments& arguments, PyObject* resu
   return types.size() == 1 ? settle_value(types[0], result, true, aliases) : settle_values(types, result, aliases);
 }
 
-// The tensors of a longer one are not compared pair by pair.
-constexpr Py_ssize_t kShortList = 8;
-
-// Whether a result is a short list that nobody but us holds, of plain tensors, and where aliases are looked for, each
-// with a storage that neither an argument nor another of them has.
-bool is_own_list(const Operator& op, const BoundArguments& arguments, PyObject* result, bool checks_aliases) {
-  if (!PyList_CheckExact(result) || Py_REFCNT(result) != 1 || PyList_GET_SIZE(result) > kShortList) {
-    return false;
-  }
-  PyObject** items = PySequence_Fast_ITEMS(result);
-  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(result); ++index) {
-    if (!torch_compat::is_plain_tensor(items[index])) {
-      return false;
-    }
-    const c10::TensorImpl& tensor = *torch_compat::tensor_impl(items[index]);
-    if (checks_aliases && !has_own_storage(op, arguments, tensor)) {
-      return false;
-    }
-    for (Py_ssize_t before = 0; checks_aliases && before < index; ++before) {
-      if (torch_compat::storage_identity(*torch_compat::tensor_impl(items[before])) ==
-              torch_compat::storage_identity(tensor) &&
-          !seeded(Fault::OutputAliasUnchecked)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
 // custom_op's own backend wrapper looks at the result, then every kernel on the way up converts it.
 PyObject* settle_as_pytorch(const Operator& op,
                             const BoundArguments& arguments,
@@ -241,11 +212,13 @@ PyObject* settle_any_result(const Operator& op,
                             PyRef result,
                             PyObject* judge,
                             int kernels_crossed) {
-  if (op.signature().returns_tensor_list() && !op.returns_mutated() &&
-      is_own_list(op, arguments, result.get(), judge != nullptr)) [[likely]] {
-    return result.release();
+  PyRef settled;
+  if (op.signature().returns_tensor_list() && !op.returns_mutated()) {
+    AliasCheck aliases(op, arguments, judge != nullptr);
+    settled = settle_tensor_list(result.get(), true, aliases);
+  } else {
+    settled = settle(op, arguments, result.get(), judge != nullptr);
   }
-  PyRef settled = settle(op, arguments, result.get(), judge != nullptr);
   if (settled) [[likely]] {
     return settled.release();
   }

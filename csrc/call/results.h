@@ -29,7 +29,7 @@ inline bool has_own_storage(const Operator& op, const BoundArguments& arguments,
 }
 
 // The same as settle_any_result, with a short way for the usual results: one plain tensor that is no argument's alias,
-// or none.
+// or None where the schema returns nothing.
 [[gnu::always_inline]] inline PyObject* settle_result(const Operator& op,
                                                       const BoundArguments& arguments,
                                                       PyRef result,

@@ -8,14 +8,14 @@
 
 namespace dutyfree::call {
 
-// A decided call of a Python body while it is made, on the stack of its thread. It holds what the call needs of its
-// kernels from the decision on: whatever lets another thread or Python code in (an observer, the body) may register
-// another kernel or redefine the operator, and the decision's pointers die with that.
-struct PythonCall {
-  [[gnu::always_inline]] PythonCall(const Operator& op,
-                                    const Decision& decision,
-                                    const torch_compat::ThreadState& thread,
-                                    BoundArguments& arguments)
+// A decided call while it is made, on the stack of its thread: all that a Python body takes. It holds what the call
+// needs of its kernels from the decision on: whatever lets another thread or Python code in (an observer, the body) may
+// register another kernel or redefine the operator, and the decision's pointers die with that.
+struct DecidedCall {
+  [[gnu::always_inline]] DecidedCall(const Operator& op,
+                                     const Decision& decision,
+                                     const torch_compat::ThreadState& thread,
+                                     BoundArguments& arguments)
       : op(op),
         decision(decision),
         thread(thread),
@@ -23,9 +23,9 @@ struct PythonCall {
         function(PyRef::borrow(decision.function)),
         judge(PyRef::borrow(decision.backend == nullptr ? nullptr : decision.backend->judge())),
         disables_dynamo(decision.backend != nullptr && decision.backend->disables_dynamo()) {}
-  PythonCall(const PythonCall&) = delete;
-  PythonCall& operator=(const PythonCall&) = delete;
-  [[gnu::always_inline]] ~PythonCall() = default;
+  DecidedCall(const DecidedCall&) = delete;
+  DecidedCall& operator=(const DecidedCall&) = delete;
+  [[gnu::always_inline]] ~DecidedCall() = default;
 
   const Operator& op;
   const Decision& decision;
@@ -36,13 +36,13 @@ struct PythonCall {
   const bool disables_dynamo;  // the body runs with Dynamo turned off
 };
 
-// The same of any body, with or without a gradient to record.
-struct RunningCall : PythonCall {
+// The same with what C++ bodies and gradients take.
+struct RunningCall : DecidedCall {
   [[gnu::always_inline]] RunningCall(const Operator& op,
                                      const Decision& decision,
                                      const torch_compat::ThreadState& thread,
                                      CallValues& values)
-      : PythonCall(op, decision, thread, values.bound),
+      : DecidedCall(op, decision, thread, values.bound),
         typed(decision.typed == nullptr ? TypedBody() : TypedBody(*decision.typed, values.typed)),
         autograd(decision.autograd == nullptr ? nullptr : decision.autograd->shared_from_this()) {}
 
