@@ -58,15 +58,29 @@ def test_the_calls_are_direct(registration: str) -> None:
         assert counted == {"direct": calls, "autograd": 0, "boxed": 0, "pytorch": 0}
 
 
-def test_the_tax_is_a_fraction_of_the_others() -> None:
-    names = (PLAIN, "custom_op", "library", "accelerated", "dutyfree")
+# How many times dutyfree's tax the others' are: 16 ms, 4 ms and 0.15 ms a step were aimed at, 107 and 27 times, of which
+# a busy machine leaves these; and the same of an accelerated custom_op.
+FLOORS = {"dutyfree": {"custom_op": 85, "library": 20}, "accelerated": {"custom_op": 60, "library": 15}}
+# Other programs may take the processor during one measurement, hardly during several.
+TRIES = 4
+
+
+def measured_times() -> dict[str, dict[str, float]]:
+    names = (PLAIN, *REGISTRATIONS)
     blocks = {name: timed_block(make_trace(name).replay, Call((), {})) for name in names}
-    times = {name: timing.us for name, timing in measure(blocks, 12).timings().items()}
-    tax = {name: times[name] - times[PLAIN] for name in names}
-    # 16 ms, 4 ms and 0.15 ms a step is what was aimed at: 107 and 27 times.
-    assert tax["custom_op"] > 60 * tax["dutyfree"]
-    assert tax["library"] > 13 * tax["dutyfree"]
-    assert tax["custom_op"] > 45 * tax["accelerated"]
+    tax = {name: timing.us for name, timing in measure(blocks, 12).timings().items()}
+    tax = {name: us - tax[PLAIN] for name, us in tax.items()}
+    return {ours: {other: tax[other] / tax[ours] for other in floors} for ours, floors in FLOORS.items()}
+
+
+def test_the_tax_is_a_fraction_of_the_others() -> None:
+    tries: list[dict[str, dict[str, float]]] = []
+    while len(tries) < TRIES:
+        tries.append(measured_times())
+        best = {(ours, other): max(one[ours][other] for one in tries) for ours in FLOORS for other in FLOORS[ours]}
+        if all(best[ours, other] >= floor for ours in FLOORS for other, floor in FLOORS[ours].items()):
+            return
+    raise AssertionError(tries)
 
 
 def test_an_unknown_registration_is_an_error() -> None:
