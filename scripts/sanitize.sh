@@ -48,8 +48,7 @@ expect shift-too-far "runtime error: shift exponent"
 # Left out: what measures time or memory, what needs another build, and what spends its time in Inductor or in running
 # other tests again.
 left_out=(accelerate_boxed_exceptions accelerate_parity bench bench_cpp bench_ltx2 bench_process compatibility
-  compile_caches cost cpp cuda instructions leaks ltx2_trace readme tracing
-  typing)
+  compile_caches cost cpp cuda instructions leaks ltx2_trace readme tracing typing)
 tests=("$@")
 if [ $# = 0 ]; then
   for file in tests/test_*.py; do

@@ -58,8 +58,8 @@ def test_the_calls_are_direct(registration: str) -> None:
         assert counted == {"direct": calls, "autograd": 0, "boxed": 0, "pytorch": 0}
 
 
-# How many times dutyfree's tax the others' are: 16 ms, 4 ms and 0.15 ms a step were aimed at, 107 and 27 times, of which
-# a busy machine leaves these; and the same of an accelerated custom_op.
+# How many times dutyfree's tax the others' are: 16 ms, 4 ms and 0.15 ms a step were aimed at, 107 and 27 times, of
+# which a busy machine leaves these; and the same of an accelerated custom_op.
 FLOORS = {"dutyfree": {"custom_op": 85, "library": 20}, "accelerated": {"custom_op": 60, "library": 15}}
 # Other programs may take the processor during one measurement, hardly during several.
 TRIES = 4
