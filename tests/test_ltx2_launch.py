@@ -18,12 +18,13 @@ import torch
 from typer.testing import CliRunner
 
 import ltx2_forked
-from dutyfree.workloads.ltx2 import Sizes, launch
+from dutyfree.workloads.ltx2 import Sizes, launch, report
 from dutyfree.workloads.ltx2.__main__ import app
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.launch import Run, run
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
+from dutyfree.workloads.ltx2.processes import Process
 from ltx2_forked import SIZES, STEPS, outcome
 
 # Far more than a test takes: those that hang are seen by a clock that is put forward.
@@ -177,14 +178,17 @@ def test_the_command_refuses_in_one_line(
 
 
 class Clock:
-    """``time``, put forward at will."""
+    """``time``. Once it ``leaps``, it is later by more than the timeout at each look."""
 
     def __init__(self) -> None:
-        self.ahead = 0.0
+        self.leaps = False
         self.sleep = time.sleep
+        self._ahead = 0.0
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
+        if self.leaps:
+            self._ahead += 2 * TIMEOUT
+        return time.monotonic() + self._ahead
 
 
 @pytest.fixture
@@ -210,6 +214,23 @@ def rank_1(folder: Path, wanted: Callable[[dict[str, Any]], bool], then: Callabl
     thread = threading.Thread(target=watch)
     thread.start()
     return thread
+
+
+def until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not there() and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def waits_in_torch_distributed(folder: Path, rank: int) -> bool:
+    """Whether a rank does, by the stack that it wrote last; and has it write another one."""
+    (run_folder,) = folder.glob("dutyfree-ltx2-*")
+    state = report.states(run_folder, 2).get(rank)
+    if state is None:
+        return False
+    stack = report.stack_of(run_folder, rank)
+    os.kill(state.pid, report.STACK_SIGNAL)
+    return bool(stack) and "torch/distributed/" in stack[0]
 
 
 def stepping(state: dict[str, Any]) -> bool:
@@ -251,9 +272,11 @@ def test_the_first_rank_to_fail_is_named_by_how_it_ended(code: int, message: str
 
 def test_a_stopped_rank_ends_the_run_after_the_timeout(folder: Path, clock: Clock) -> None:
     def stop(pid: int) -> None:
+        process = Process.of(pid)
+        assert process is not None
         os.kill(pid, signal.SIGSTOP)
-        clock.sleep(0.5)  # until rank 0 waits for it
-        clock.ahead = TIMEOUT
+        until(lambda: process.state == "T")
+        clock.leaps = True
 
     watcher = rank_1(folder, stepping, stop)
     with pytest.raises(
@@ -295,8 +318,8 @@ def test_a_rank_that_hangs_ends_the_run_after_the_timeout(
     rank_1_in_register("while True: pass")
 
     def wait(pid: int) -> None:
-        clock.sleep(3)  # until rank 0 waits for it
-        clock.ahead = TIMEOUT
+        until(lambda: waits_in_torch_distributed(folder, 0))
+        clock.leaps = True
 
     watcher = rank_1(folder, lambda state: True, wait)
     with pytest.raises(RuntimeError, match=r"100 s .*: rank 1 hangs after it was started at .*sitecustomize\.py"):

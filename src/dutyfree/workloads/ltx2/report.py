@@ -94,10 +94,10 @@ def result_path(folder: Path) -> Path:
 
 
 def stack_of(folder: Path, rank: int) -> list[str]:
-    """The lines that a rank wrote upon ``STACK_SIGNAL``, the innermost frame first; none while it is stopped."""
+    """The lines that a rank wrote last upon ``STACK_SIGNAL``, the innermost frame first; none while it is stopped."""
     with contextlib.suppress(FileNotFoundError):
-        lines = _stack_path(folder, rank).read_text().splitlines()
-        return [line.strip() for line in lines if line.startswith("  File ")]
+        last = _stack_path(folder, rank).read_text().rpartition("(most recent call first):")[2]
+        return [line.strip() for line in last.splitlines() if line.startswith("  File ")]
     return []
 
 
