@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dutyfree import _core
@@ -224,16 +224,12 @@ def tuning_path(folder: Path) -> Path:
 
 def _run(case: Case, folder: Path) -> Outcome:
     folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     count = case.job.layout.processes
     pids = []
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
-            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
             _child(lambda: _rank(case, folder / f"rank{rank}"))  # noqa: B023
         pids.append(pid)
     for pid in pids:
@@ -253,6 +249,9 @@ def _rank(case: Case, result: Path) -> None:
     from dutyfree.workloads.ltx2.registrations import register
 
     register(case.job.registration)
+    # Ranks meet in a file: a port that is free now may be taken when rank 0 listens there.
+    meeting = {"init_method": f"file://{result.parent}/meeting", "world_size": case.job.layout.processes}
+    dist.init_process_group = functools.partial(dist.init_process_group, rank=int(os.environ["RANK"]), **meeting)
     for change in case.change.split():
         globals()[change]()
     try:
