@@ -5,12 +5,12 @@ reachable as ``dutyfree::…``. The names are the same for each registration, as
 in it expect, so that a process has one of them.
 """
 
+import contextlib
 import os
 import sys
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 from torch import Tensor
@@ -68,16 +68,32 @@ def register(registration: str) -> Operators:
             f"register({registration!r}) takes a process where it comes first."
         )
     operators = define(registration, NAMESPACE, KERNEL_BODIES)
-    os.environ["DUTYFREE_TRTLLM_OPS"] = "keep"
     import dutyfree
-    from dutyfree import ops
 
+    with _kept_operators():
+        from dutyfree import ops
     kernels.quantize, kernels.gemm = ops.nvfp4.own_quantize, ops.nvfp4.own_gemm
     if registration in ("custom_op", "library"):
         dutyfree.restore(NAMESPACE)  # importing dutyfree.ops has accelerated them
     ops.tunable_fp4_quantize, ops.nvfp4_gemm = operators.quantize, operators.gemm  # type: ignore[assignment]
     _registered[registration] = operators
     return operators
+
+
+@contextlib.contextmanager
+def _kept_operators() -> Iterator[None]:
+    """What imports dutyfree.ops inside leaves operators of TensorRT-LLM's names in place."""
+    name = "DUTYFREE_TRTLLM_OPS"
+    before = os.environ.get(name)
+    os.environ[name] = "keep"
+    try:
+        yield
+    finally:
+        # Processes that this one starts would have it, too.
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def check_registration(registration: str) -> None:
@@ -133,15 +149,32 @@ def _library(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     return overload
 
 
-# Filled by register(): dutyfree.ops, which has the kernels, is imported after the operators are registered.
-kernels = types.SimpleNamespace()
+@dataclass
+class Kernels:
+    """What ``KERNEL_BODIES`` call, which a benchmark may replace.
+
+    :func:`register` puts those of :mod:`dutyfree.ops` here, which is imported after the operators are registered.
+
+    Attributes:
+        quantize: Called with all arguments of ``tunable_fp4_quantize``, by position.
+        gemm: Called with all arguments of ``nvfp4_gemm``, by position.
+    """
+
+    quantize: Callable[..., list[Tensor]]
+    gemm: Callable[..., Tensor]
+
+
+def _before_register(*args: object) -> NoReturn:
+    raise RuntimeError("register() comes before the first call.")
+
+
+kernels = Kernels(_before_register, _before_register)
 
 
 def _tunable_fp4_quantize(
     input: Tensor, input_scale: Tensor, scaling_vector_size: int = 16, is_sf_swizzled_layout: bool = False
 ) -> list[Tensor]:
-    result: list[Tensor] = kernels.quantize(input, input_scale, scaling_vector_size, is_sf_swizzled_layout)
-    return result
+    return kernels.quantize(input, input_scale, scaling_vector_size, is_sf_swizzled_layout)
 
 
 def _nvfp4_gemm(
@@ -156,7 +189,7 @@ def _nvfp4_gemm(
     group: Optional[Sequence[int]] = None,  # noqa: UP045  (infer_schema's own spelling)
     bias: Optional[Tensor] = None,  # noqa: UP045
 ) -> Tensor:
-    result: Tensor = kernels.gemm(
+    return kernels.gemm(
         act_fp4,
         weight,
         act_sf,
@@ -168,7 +201,6 @@ def _nvfp4_gemm(
         group,
         bias,
     )
-    return result
 
 
 # What TensorRT-LLM's functions do: they run a kernel.
