@@ -175,10 +175,10 @@ def drifting() -> None:
 
 
 def main(folder: Path) -> None:
-    from dutyfree.workloads.ltx2 import diffusers
+    from dutyfree.workloads.ltx2 import diffusers_parts
 
-    diffusers.transformer_class()
-    diffusers.scheduler_class()
+    diffusers_parts.transformer_class()
+    diffusers_parts.scheduler_class()
     tuning = tuning_path(folder)
     _fork(lambda: make_tuning(tuning))
     for index, (name, case) in enumerate(cases(tuning).items()):

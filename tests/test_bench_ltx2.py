@@ -25,7 +25,7 @@ from dutyfree.bench.results import Results, Row, load
 from dutyfree.bench.run import Job
 from dutyfree.cli import app
 from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
-from dutyfree.workloads.ltx2.diffusers import VERSION
+from dutyfree.workloads.ltx2.diffusers_parts import VERSION
 
 SIZES = Sizes(blocks=1)
 SHARED = ltx2.PROCESSES.format(2)

@@ -18,13 +18,13 @@ import torch
 from typer.testing import CliRunner
 
 import ltx2_forked
-from dutyfree.workloads.ltx2 import Sizes, launch, report
+from dutyfree._linux import Process
+from dutyfree.workloads.ltx2 import Sizes, launch, rank_state
 from dutyfree.workloads.ltx2.__main__ import app
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.launch import Run, run
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
-from dutyfree.workloads.ltx2.processes import Process
 from ltx2_forked import SIZES, STEPS, outcome
 
 # Far more than a test takes: those that hang are seen by a clock that is put forward.
@@ -225,11 +225,11 @@ def until(there: Callable[[], bool]) -> None:
 def waits_in_torch_distributed(folder: Path, rank: int) -> bool:
     """Whether a rank does, by the stack that it wrote last; and has it write another one."""
     (run_folder,) = folder.glob("dutyfree-ltx2-*")
-    state = report.states(run_folder, 2).get(rank)
+    state = rank_state.states(run_folder, 2).get(rank)
     if state is None:
         return False
-    stack = report.stack_of(run_folder, rank)
-    os.kill(state.pid, report.STACK_SIGNAL)
+    stack = rank_state.stack_of(run_folder, rank)
+    os.kill(state.pid, rank_state.STACK_SIGNAL)
     return bool(stack) and "torch/distributed/" in stack[0]
 
 

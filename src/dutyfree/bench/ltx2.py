@@ -17,7 +17,7 @@ from dutyfree.bench.results import Results, Row
 from dutyfree.bench.run import AGAIN, Progress, run_jobs
 from dutyfree.bench.run import Job as Timed
 from dutyfree.workloads.ltx2 import PLAIN, Sizes, launch
-from dutyfree.workloads.ltx2.diffusers import check_diffusers
+from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.layout import Layout
 

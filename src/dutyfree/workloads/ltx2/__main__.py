@@ -11,13 +11,13 @@ import torch
 import typer
 from torch import Tensor
 
+from dutyfree._linux import die_with_parent
 from dutyfree.workloads.ltx2.job import Job, sizes_of
 from dutyfree.workloads.ltx2.launch import run
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
-from dutyfree.workloads.ltx2.processes import die_with_parent
 from dutyfree.workloads.ltx2.rank import Part, run_part
-from dutyfree.workloads.ltx2.report import Reporter, result_path
+from dutyfree.workloads.ltx2.rank_state import Reporter, result_path
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dutyfree.workloads.ltx2.diffusers import scheduler_class
+from dutyfree.workloads.ltx2.diffusers_parts import scheduler_class
 from dutyfree.workloads.ltx2.inputs import Inputs
 from dutyfree.workloads.ltx2.parallel import ALONE, Parallel
 from dutyfree.workloads.ltx2.sizes import Sizes

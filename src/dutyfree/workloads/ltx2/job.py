@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from dutyfree.workloads.ltx2.diffusers import check_diffusers
+from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.registrations import check_registration
 from dutyfree.workloads.ltx2.sizes import Sizes

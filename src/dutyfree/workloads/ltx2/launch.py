@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dutyfree.workloads.ltx2 import processes as linux
-from dutyfree.workloads.ltx2 import report
+from dutyfree import _linux
+from dutyfree.workloads.ltx2 import rank_state
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
@@ -113,7 +113,7 @@ def run(
     _check_devices(processes)
     with tempfile.TemporaryDirectory(prefix="dutyfree-ltx2-") as name:
         folder = Path(name)
-        report.begin(folder)
+        rank_state.begin(folder)
         with (folder / "output").open("wb") as output:
             agent = subprocess.Popen(
                 _command(job, folder),
@@ -127,8 +127,8 @@ def run(
         try:
             _watch(agent, folder, job, Pace(steps, progress))
         finally:
-            linux.end(agent)
-        kept = torch.load(report.result_path(folder))
+            _linux.end(agent)
+        kept = torch.load(rank_state.result_path(folder))
     return Run(registration, processes, job.layout.guidance, job.layout.ulysses, **kept)
 
 
@@ -157,10 +157,10 @@ def _command(job: Job, folder: Path) -> list[str]:
 
 def _watch(agent: "subprocess.Popen[bytes]", folder: Path, job: Job, pace: Pace) -> None:
     """Returns when all ranks have ended well. RuntimeError otherwise; some may live then."""
-    known: dict[int, report.State] = {}
+    known: dict[int, rank_state.State] = {}
     changed = time.monotonic()
     while (code := agent.poll()) is None:
-        states = report.states(folder, job.layout.processes)
+        states = rank_state.states(folder, job.layout.processes)
         if states != known:
             known, changed = states, time.monotonic()
         if 0 in known and (steps := known[0].steps) is not None:
@@ -173,10 +173,10 @@ def _watch(agent: "subprocess.Popen[bytes]", folder: Path, job: Job, pace: Pace)
             raise RuntimeError(_hanging(known, folder, job))
         time.sleep(POLL)
     if code != 0:
-        raise RuntimeError(_failure(report.states(folder, job.layout.processes), folder, job))
+        raise RuntimeError(_failure(rank_state.states(folder, job.layout.processes), folder, job))
 
 
-def _failure(states: dict[int, report.State], folder: Path, job: Job) -> str:
+def _failure(states: dict[int, rank_state.State], folder: Path, job: Job) -> str:
     """What went wrong first. Ranks that raise because another one is gone are not it."""
     output = (folder / "output").read_text(errors="replace")
     exits = [(int(rank), int(code)) for rank, code in _EXIT.findall(output)]
@@ -198,23 +198,23 @@ def _failure(states: dict[int, report.State], folder: Path, job: Job) -> str:
     return f"{where} ended: {what or 'torchrun failed'}. The last lines of its output:\n{last}"
 
 
-def _hanging(states: dict[int, report.State], folder: Path, job: Job) -> str:
+def _hanging(states: dict[int, rank_state.State], folder: Path, job: Job) -> str:
     """Which ranks hang: those that are stopped, or else that do not wait for others in torch.distributed."""
     where = f"nothing happened for {job.timeout:g} s in the run of {job.registration!r}"
     missing = [rank for rank in range(job.layout.processes) if rank not in states]
     if missing:
         last = "\n".join((folder / "output").read_text(errors="replace").splitlines()[-LAST_LINES:])
         return f"{where}: rank {missing[0]} did not come up. The last lines of its output:\n{last}"
-    found = {rank: linux.Process.of(state.pid) for rank, state in states.items()}
+    found = {rank: _linux.Process.of(state.pid) for rank, state in states.items()}
     stopped = [rank for rank, process in found.items() if process is not None and process.state == "T"]
     if stopped:
         return f"{where}: rank {stopped[0]} is stopped, as by SIGSTOP, after {states[stopped[0]].what}."
     # A number may be another program's by now, which the signal would end.
-    for pid in {process.pid for process in linux.descendants(os.getpid())} & {state.pid for state in states.values()}:
+    for pid in {process.pid for process in _linux.descendants(os.getpid())} & {state.pid for state in states.values()}:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, report.STACK_SIGNAL)
+            os.kill(pid, rank_state.STACK_SIGNAL)
     time.sleep(FOR_STACKS)
-    stacks = {rank: report.stack_of(folder, rank) for rank in states}
+    stacks = {rank: rank_state.stack_of(folder, rank) for rank in states}
     busy = [rank for rank, stack in stacks.items() if not (stack and "torch/distributed/" in stack[0])]
     ranks = busy if busy else list(stacks)
     told = "; ".join(f"rank {rank} hangs after {states[rank].what} at {_place(stacks[rank])}" for rank in ranks)

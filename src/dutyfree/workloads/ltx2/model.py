@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dutyfree import ops
-from dutyfree.workloads.ltx2.diffusers import BLOCKS, transformer_class
+from dutyfree.workloads.ltx2.diffusers_parts import BLOCKS, transformer_class
 from dutyfree.workloads.ltx2.inputs import Inputs
 from dutyfree.workloads.ltx2.sizes import Sizes
 

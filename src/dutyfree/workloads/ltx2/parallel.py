@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dutyfree.workloads.ltx2.diffusers import BLOCKS
+from dutyfree.workloads.ltx2.diffusers_parts import BLOCKS
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.ulysses import Exchange, gathered, split_attentions
 

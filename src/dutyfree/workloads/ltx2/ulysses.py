@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dutyfree.workloads.ltx2.diffusers import attention_function, rotary_function
+from dutyfree.workloads.ltx2.diffusers_parts import attention_function, rotary_function
 
 
 class Exchange:

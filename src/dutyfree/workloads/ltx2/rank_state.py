@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dutyfree.workloads.ltx2.processes import Process
+from dutyfree._linux import Process
 
 # What makes a rank write its stack.
 STACK_SIGNAL = signal.SIGUSR1
