@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dutyfree._linux import die_with_parent
 from dutyfree.workloads.ltx2.job import Job, sizes_of
-from dutyfree.workloads.ltx2.launch import run
+from dutyfree.workloads.ltx2.launch import run_job
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
 from dutyfree.workloads.ltx2.rank import Part, run_part
@@ -78,7 +78,7 @@ def main(
 
 
 def _reported(job: Job, folder: Path) -> None:
-    """A rank of :func:`.launch.run`."""
+    """A rank of :func:`.launch.run_job`."""
     die_with_parent()
     rank = int(os.environ["RANK"])
     reporter = Reporter(folder, rank)
@@ -94,18 +94,13 @@ def _reported(job: Job, folder: Path) -> None:
 
 
 def _started(job: Job) -> Part:
-    given = dataclasses.asdict(job)
-    layout = given.pop("layout")
-    given["processes"], given["ulysses"] = layout["guidance"] * layout["ulysses"], layout["ulysses"]
-    given["sizes"] = job.sizes
     try:
-        made = run(**given, progress=_say)
+        return run_job(job, _say)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except RuntimeError as error:
         _say(str(error))
         raise typer.Exit(1) from None
-    return Part(made.step_seconds, made.video, made.audio, made.calls)
 
 
 def _say(text: str) -> None:

@@ -20,6 +20,7 @@ from dutyfree.workloads.ltx2 import rank_state
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
+from dutyfree.workloads.ltx2.rank import Part
 from dutyfree.workloads.ltx2.sizes import Sizes
 
 MODULE = "dutyfree.workloads.ltx2"
@@ -110,7 +111,18 @@ def run(
         timeout,
     )
     job.check()
-    _check_devices(processes)
+    part = run_job(job, progress)
+    return Run(registration, processes, job.layout.guidance, job.layout.ulysses, **vars(part))
+
+
+def run_job(job: Job, progress: Callable[[str], None]) -> Part:
+    """What rank 0 of a run has at the end; :func:`run` says the rest.
+
+    Args:
+        job: Already checked.
+        progress: Called with words.
+    """
+    _check_devices(job.layout.processes)
     with tempfile.TemporaryDirectory(prefix="dutyfree-ltx2-") as name:
         folder = Path(name)
         rank_state.begin(folder)
@@ -120,16 +132,15 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(job.threads)},
                 # A ctrl-C is this process's; what follows from it comes below.
                 start_new_session=True,
             )
         try:
-            _watch(agent, folder, job, Pace(steps, progress))
+            _watch(agent, folder, job, Pace(job.steps, progress))
         finally:
             _linux.end(agent)
-        kept = torch.load(rank_state.result_path(folder))
-    return Run(registration, processes, job.layout.guidance, job.layout.ulysses, **kept)
+        return Part(**torch.load(rank_state.result_path(folder)))
 
 
 def _check_devices(processes: int) -> None:
