@@ -89,7 +89,7 @@ def test_the_command_is_the_loop_bit_by_bit(tmp_path: Path) -> None:
     command += ["--sizes", json.dumps({"blocks": SIZES.blocks}), "--save", str(latents)]
     command += ["--tuning", str(ltx2_forked.tuning_path(ltx2_forked.results()))]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT)
-    assert f"plain, 1 processes (guidance 1 × ulysses 1), {STEPS} steps" in finished.stdout
+    assert f"plain, 1 process (guidance 1 × ulysses 1), {STEPS} steps" in finished.stdout
     assert f"{SIZES.linears} calls of trtllm::nvfp4_gemm a step" in finished.stdout
     assert torch.equal(torch.load(latents)["video"], outcome("alone").video[0])
 

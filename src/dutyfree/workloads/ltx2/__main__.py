@@ -110,13 +110,17 @@ def _say(text: str) -> None:
 def _print(job: Job, part: Part) -> None:
     seconds = sum(part.step_seconds)
     split = f"guidance {job.layout.guidance} × ulysses {job.layout.ulysses}"
-    print(f"{job.registration}, {job.layout.processes} processes ({split}), {job.steps} steps")
+    print(f"{job.registration}, {_number(job.layout.processes, 'process')} ({split}), {_number(job.steps, 'step')}")
     print(
         f"{seconds:.3f} s, {seconds / job.steps * 1e3:.2f} ms a step, the shortest {min(part.step_seconds) * 1e3:.2f}"
     )
     for name, count in part.calls.items():
         print(f"{count} calls of {name} a step")
     print(f"latents: video {_checksum(part.video)}, audio {_checksum(part.audio)}")
+
+
+def _number(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def _checksum(latents: Tensor) -> str:

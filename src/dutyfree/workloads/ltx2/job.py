@@ -26,7 +26,8 @@ class Job:
             measures the tactics, and ranks agree on them.
         threads: That each process computes with.
         compiled: Compile the blocks.
-        timeout: Seconds that a rank waits for the others.
+        timeout: Seconds without progress until the run is given up, as :func:`.launch.run` says; in a rank, until an
+            exchange with the others is.
     """
 
     registration: str

@@ -90,8 +90,8 @@ def run(
         tuning: A tuning cache that every rank loads the same choices from. By default they are measured first.
         threads: Of each process.
         compiled: Compile the blocks.
-        timeout: Seconds without anything that a rank finished, until the run is given up: a step, or before the first
-            one the imports with the model, an untimed step, and compiling.
+        timeout: Seconds without progress until the run is given up. Progress is a step that a rank finished, or before
+            the first one the imports with the model, an untimed step, and compiling.
         progress: Called with words like "step 3 of 40, 12 s left" in a run of more than a few seconds.
 
     Raises:
