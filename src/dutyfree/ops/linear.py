@@ -216,12 +216,13 @@ class NVFP4Linear(nn.Module):
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
         result: Tensor
-        if bias is None:
-            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype)
-        elif self.fuse_bias:
+        if bias is not None and self.fuse_bias:
             result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype, bias=bias)
         else:
-            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype) + bias
+            # Without the bias no keyword, either: users' graph patterns match six arguments.
+            result = ops.nvfp4_gemm(values, self.weight, scales, self.weight_scale, alpha, x.dtype)
+            if bias is not None:
+                result = result + bias
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
