@@ -1,11 +1,9 @@
 """What the workload takes from diffusers, and its absence."""
 
-import importlib
 import importlib.metadata
 from typing import Any
 
 VERSION = "0.42.1"
-TRANSFORMER = "diffusers.models.transformers.transformer_ltx2"
 # The transformer's blocks, within it.
 BLOCKS = "transformer_blocks"
 
@@ -27,24 +25,31 @@ def check_diffusers() -> None:
 
 def transformer_class() -> Any:
     """``LTX2VideoTransformer3DModel``."""
-    return _module(TRANSFORMER).LTX2VideoTransformer3DModel
+    check_diffusers()
+    from diffusers.models.transformers.transformer_ltx2 import LTX2VideoTransformer3DModel
+
+    return LTX2VideoTransformer3DModel
 
 
 def scheduler_class() -> Any:
     """``FlowMatchEulerDiscreteScheduler``."""
-    return _module("diffusers.schedulers.scheduling_flow_match_euler_discrete").FlowMatchEulerDiscreteScheduler
+    check_diffusers()
+    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler
 
 
 def attention_function() -> Any:
     """What its attention processors call for softmax(q · kᵀ) · v."""
-    return _module("diffusers.models.attention_dispatch").dispatch_attention_fn
+    check_diffusers()
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    return dispatch_attention_fn
 
 
 def rotary_function(rope_type: str) -> Any:
     """What rotates queries and keys (rows, tokens, width) by the two tensors of a rotary embedding."""
-    return getattr(_module(TRANSFORMER), f"apply_{rope_type}_rotary_emb")
-
-
-def _module(name: str) -> Any:
     check_diffusers()
-    return importlib.import_module(name)
+    from diffusers.models.transformers import transformer_ltx2
+
+    return getattr(transformer_ltx2, f"apply_{rope_type}_rotary_emb")

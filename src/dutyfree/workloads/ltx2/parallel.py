@@ -1,5 +1,8 @@
 """One rank's part of a denoising run: classifier-free guidance split × Ulysses sequence parallelism."""
 
+# torch.distributed may have none of the types below, where PyTorch was built without it.
+from __future__ import annotations
+
 from datetime import timedelta
 
 import torch

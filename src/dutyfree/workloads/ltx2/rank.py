@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+import dutyfree
 from dutyfree.workloads.ltx2.job import Job
+from dutyfree.workloads.ltx2.parallel import ALONE, Parallel, Split
 from dutyfree.workloads.ltx2.registrations import NAMESPACE, register
-
-if TYPE_CHECKING:
-    from dutyfree.workloads.ltx2.parallel import Parallel
 
 COUNTED = ("tunable_fp4_quantize", "nvfp4_gemm")
 
@@ -90,15 +89,11 @@ def run_part(job: Job, reached: Reached = lambda what, steps: None) -> Part:
 
 
 @contextlib.contextmanager
-def _ranks(job: Job) -> Iterator["Parallel"]:
+def _ranks(job: Job) -> Iterator[Parallel]:
     """This rank's part, with torch.distributed set up where there are several."""
-    from dutyfree.workloads.ltx2.parallel import ALONE, Split
-
     if job.layout.processes == 1:
         yield ALONE
         return
-    import torch.distributed as dist
-
     device = _device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -125,29 +120,21 @@ def _device() -> torch.device:
 @contextlib.contextmanager
 def _tactics(job: Job) -> Iterator[None]:
     """A step inside chooses the tactics, the same on all ranks."""
-    import dutyfree
-
     if job.tuning is None:
         with dutyfree.autotune(repeats=3, warmup=1) as tuner:
             yield
         if job.layout.processes > 1:
             tuner.agree()
         return
-    refused = _load(job.tuning)
+    refused = dutyfree.AutoTuner.get().load(job.tuning, rank=0)
     if refused is not None:
         raise RuntimeError(f"the tuning cache can't be used: {refused}")
     yield
 
 
-def _load(tuning: Path) -> str | None:
-    import dutyfree
-
-    return dutyfree.AutoTuner.get().load(tuning, rank=0)
-
-
 @contextlib.contextmanager
 def _counted() -> Iterator[dict[str, int]]:
-    """How often NVFP4Linear calls the operators inside."""
+    """How often NVFP4Linear calls the operators inside. After register(), which comes before dutyfree.ops."""
     from dutyfree import ops
 
     calls = {f"{NAMESPACE}::{name}": 0 for name in COUNTED}

@@ -7,6 +7,9 @@ each rank's queries meet keys that are whole on every rank.
 The exchanges are torch.distributed's own calls, which torch.compile traces, so that a block compiles without breaks.
 """
 
+# torch.distributed may have none of the types below, where PyTorch was built without it.
+from __future__ import annotations
+
 from typing import Any
 
 import torch
@@ -67,7 +70,7 @@ class _Attention:
 
     def __init__(self, exchange: Exchange, rope_type: str) -> None:
         self.exchange = exchange
-        # Not looked up in each call: importlib can't be traced.
+        # Not looked up in each call: the look at diffusers' version can't be traced.
         self._rotate, self._attention = rotary_function(rope_type), attention_function()
 
     def __call__(
