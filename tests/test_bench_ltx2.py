@@ -447,6 +447,14 @@ def test_options_that_make_no_sense_are_refused(options: tuple[str, ...], compla
     assert complaint in " ".join(outcome.output.replace("│", " ").split())
 
 
+def test_more_processes_than_gpus_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    outcome = invoke("ltx2", "--processes", "4")
+    assert outcome.exit_code == 2
+    assert "each takes a GPU, and PyTorch sees 2" in " ".join(outcome.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(("version", "complaint"), [(None, "is not installed"), ("0.1.0", "0.1.0 is installed")])
 def test_without_the_right_diffusers_nothing_starts(
     monkeypatch: pytest.MonkeyPatch, version: str | None, complaint: str

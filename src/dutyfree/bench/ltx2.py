@@ -65,6 +65,7 @@ class Plan:
         if self.processes > 1:
             layout = Layout.of(self.processes, self.ulysses)
             Job(PLAIN, self.run_steps, self.sizes, 0, layout, timeout=self.timeout).check()
+            launch.check_devices(self.processes)
 
     @property
     def run_steps(self) -> int:

@@ -122,7 +122,7 @@ def run_job(job: Job, progress: Callable[[str], None]) -> Part:
         job: Already checked.
         progress: Called with words.
     """
-    _check_devices(job.layout.processes)
+    check_devices(job.layout.processes)
     with tempfile.TemporaryDirectory(prefix="dutyfree-ltx2-") as name:
         folder = Path(name)
         rank_state.begin(folder)
@@ -143,7 +143,8 @@ def run_job(job: Job, progress: Callable[[str], None]) -> Part:
         return Part(**torch.load(rank_state.result_path(folder)))
 
 
-def _check_devices(processes: int) -> None:
+def check_devices(processes: int) -> None:
+    """ValueError where PyTorch sees GPUs, but fewer than processes, each of which takes one."""
     if torch.cuda.is_available() and torch.cuda.device_count() < processes:
         raise ValueError(
             f"processes={processes}: each takes a GPU, and PyTorch sees {torch.cuda.device_count()}. With "
