@@ -20,7 +20,9 @@ import render
 from dutyfree.bench import ltx2, ltx2_model, ltx2_plots, ltx2_ranks, ltx2_report, ltx2_worker
 from dutyfree.bench import ltx2_published as published
 from dutyfree.bench.baseline import BaselineError, Gate
+from dutyfree.bench.errors import BenchmarkError
 from dutyfree.bench.ltx2_model import TIMED, Mode
+from dutyfree.bench.process import WorkerError
 from dutyfree.bench.results import Results, Row, load
 from dutyfree.bench.run import Job
 from dutyfree.cli import app
@@ -284,14 +286,14 @@ def test_graphs_that_differ_are_refused() -> None:
         "operators": {"trtllm.tunable_fp4_quantize.default": 1, "trtllm.nvfp4_gemm.default": 1},
     }
     for other in ([*graph[:3], "_operator.mul"], graph[:3]):
-        with pytest.raises(RuntimeError, match=r"another graph from dutyfree than from custom_op: .* number 3"):
+        with pytest.raises(BenchmarkError, match=r"another graph from dutyfree than from custom_op: .* number 3"):
             ltx2_model._require_same_graph({"custom_op": graph, "dutyfree": other})
 
 
 def test_latents_that_are_not_alike_are_refused() -> None:
     ltx2_model.require_alike("case", {"library": {"largest": 3.0, "relative": 0.2}})
     for relative in (0.3, float("nan")):
-        with pytest.raises(RuntimeError, match="case: library's latents differ"):
+        with pytest.raises(BenchmarkError, match="case: library's latents differ"):
             ltx2_model.require_alike("case", {"library": {"largest": 0.0, "relative": relative}})
 
 
@@ -474,14 +476,21 @@ def test_plots_without_matplotlib_are_refused_at_once(monkeypatch: pytest.Monkey
     assert "dutyfree[render]" in outcome.output
 
 
-def test_a_worker_that_fails_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dutyfree.bench.process import WorkerError
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerError("the worker library was killed by signal 9 (SIGKILL) in step."),
+        BenchmarkError("benchmark ltx2, model: the registrations' latents differ"),
+    ],
+)
+def test_what_ends_the_benchmark_is_an_error_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: BenchmarkError
+) -> None:
     def fail(plan: Any, **_: Any) -> Results:
-        raise WorkerError("the worker library was killed by signal 9 (SIGKILL) in step.")
+        raise error
 
     monkeypatch.setattr(ltx2, "run_ltx2", fail)
     outcome = invoke("ltx2")
     assert outcome.exit_code == 1
-    assert "the worker library was killed" in outcome.output
+    assert str(error) in outcome.output
     assert "Traceback" not in outcome.output

@@ -92,7 +92,7 @@ def bench(
     console = Console()
     # Imported from here on, so that `dutyfree --help` does not wait for torch.
     from dutyfree.bench.baseline import DEFAULT_THRESHOLD, BaselineError, Gate
-    from dutyfree.bench.process import WorkerError
+    from dutyfree.bench.errors import BenchmarkError
     from dutyfree.bench.svg import check_matplotlib
 
     options: dict[str, Any] = {"progress": _progress(console)}
@@ -117,7 +117,7 @@ def bench(
         results = run(gate=gate, **options)
     except BaselineError as error:
         raise typer.BadParameter(str(error)) from None
-    except WorkerError as error:
+    except BenchmarkError as error:
         Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     show(results, console)

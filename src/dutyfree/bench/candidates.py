@@ -8,6 +8,7 @@ import torch
 
 from dutyfree import explain, fast_custom_op
 from dutyfree.bench.calls import Case
+from dutyfree.bench.errors import BenchmarkError
 from dutyfree.bench.measure import Call
 from dutyfree.custom_op import CustomOp
 
@@ -58,6 +59,6 @@ def require_path(path: str, case: str, candidate: str, operator: Callable[..., A
     """Refuses to time a dutyfree call that would take another path: the number would mean something else."""
     plan = explain(operator, *call.args, **call.kwargs)
     if plan.path != path:
-        raise RuntimeError(
+        raise BenchmarkError(
             f"benchmark {case}: {candidate} would take the path {plan.path!r}, not {path!r} ({plan.reason})"
         )

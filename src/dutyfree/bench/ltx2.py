@@ -99,8 +99,8 @@ def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | No
 
     Raises:
         BaselineError: The gate's baseline lacks a row, or is of a model of other sizes.
-        RuntimeError: Registrations differ in latents or graphs, or a call took another path than it should.
-        WorkerError: A process died, or did not answer in time.
+        BenchmarkError: Registrations differ in latents or graphs, a call took another path than it should, or a process
+            died or did not answer in time.
     """
     settings = {} if plan.trace_only else {"sizes": dataclasses.asdict(plan.sizes)}
     if gate is not None:

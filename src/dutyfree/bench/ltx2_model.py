@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dutyfree.bench.errors import BenchmarkError
 from dutyfree.bench.ltx2_worker import ABSENT, Counted, Stepper, Steps, tensors
 from dutyfree.bench.measure import Timing, summarise
 from dutyfree.bench.process import ANSWER_SECONDS, Worker
@@ -145,13 +146,13 @@ class ModelRun:
         hashes = {name: sha256(of) for name, of in latents.items()}
         known = mode.facts.setdefault("latents_sha256", hashes)
         if hashes != known:
-            raise RuntimeError(
+            raise BenchmarkError(
                 f"benchmark ltx2, {mode.case}: two runs with one seed have other latents: {hashes}, {known}"
             )
         # Compiled, what plain functions call has another name in the graph, and other code may be made of it.
         same = TIMED if mode.case == EAGER else REGISTRATIONS
         if len({hashes[name] for name in same}) != 1:
-            raise RuntimeError(f"benchmark ltx2, {mode.case}: the registrations' latents differ: {hashes}")
+            raise BenchmarkError(f"benchmark ltx2, {mode.case}: the registrations' latents differ: {hashes}")
         if mode.case == EAGER:
             self._eager = latents[PLAIN]
             return
@@ -181,7 +182,7 @@ def in_turn(names: list[str], turn: int) -> list[str]:
 
 
 def _require_same_graph(graphs: dict[str, list[str]]) -> dict[str, Any]:
-    """What a block's graph calls how often; RuntimeError where the registrations' graphs differ."""
+    """What a block's graph calls how often; BenchmarkError where the registrations' graphs differ."""
     (first, calls), *others = graphs.items()
     for name, other in others:
         if other != calls:
@@ -189,7 +190,7 @@ def _require_same_graph(graphs: dict[str, list[str]]) -> dict[str, Any]:
                 (at for at, pair in enumerate(zip(calls, other, strict=False)) if pair[0] != pair[1]),
                 min(len(calls), len(other)),
             )
-            raise RuntimeError(
+            raise BenchmarkError(
                 f"benchmark ltx2: torch.compile gets another graph from {name} than from {first}: {len(other)} and "
                 f"{len(calls)} calls; the first that differs, number {odd}: {other[odd : odd + 1]} and "
                 f"{calls[odd : odd + 1]}"
@@ -216,11 +217,11 @@ def difference(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> dict
 
 
 def require_alike(case: str, differences: dict[str, dict[str, float]]) -> None:
-    """RuntimeError where latents are something else than what the eager run in one process has."""
+    """BenchmarkError where latents are something else than what the eager run in one process has."""
     for name, values in differences.items():
         # Written so that a NaN is no small difference.
         if not values["relative"] <= LARGEST_DIFFERENCE:
-            raise RuntimeError(
+            raise BenchmarkError(
                 f"benchmark ltx2, {case}: {name}'s latents differ from the eager run's by {values['relative']:.2f} of "
                 f"their norm; rounding in other places explains up to {LARGEST_DIFFERENCE}."
             )

@@ -18,6 +18,7 @@ from dutyfree.bench import nvfp4_torch, peaks
 from dutyfree.bench.candidates import require_path
 from dutyfree.bench.cpp import SOURCES
 from dutyfree.bench.environment import last_level_cache, vector_flags
+from dutyfree.bench.errors import BenchmarkError
 from dutyfree.bench.measure import Block, Call, timed_block
 from dutyfree.bench.nvfp4_shapes import (
     BF16,
@@ -144,7 +145,7 @@ def require_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
     """Refuses to time two quantizations beside each other that do not do the same."""
     for what, own, other in zip(("codes", "scale factors"), ours, theirs, strict=True):
         if not torch.equal(own, other):
-            raise RuntimeError(
+            raise BenchmarkError(
                 f"benchmark {TORCH_CASE}: {what} differ in {(own != other).sum()} of {own.numel()} bytes"
             )
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dutyfree.bench.errors import BenchmarkError
+
 ANSWER_SECONDS = 600.0
 # After the connection is closed, a process that is idle ends by itself.
 _END_SECONDS = 5.0
 _SHOWN_LINES = 30
 
 
-class WorkerError(RuntimeError):
+class WorkerError(BenchmarkError):
     """A worker raised, died, or did not answer in time; the text has the end of what it printed."""
 
 
