@@ -33,15 +33,16 @@ SIZES = Sizes(blocks=1)
 SHARED = ltx2.PROCESSES.format(2)
 
 
-def shared_run(step_seconds: Callable[[str], list[float]], latents: Callable[[], Any]) -> Any:
-    """What stands for a run of several processes."""
+def shared_run(step_seconds: Callable[[str], list[float]], latents: Callable[[str], Any]) -> Any:
+    """What stands for a run of several processes, by registration."""
 
     def run(registration: str, *, processes: int, **options: Any) -> Any:
         assert options["tuning"] is None or options["tuning"].exists()
+        video, audio = latents(registration)
         return SimpleNamespace(
             step_seconds=step_seconds(registration),
-            video=latents()[0],
-            audio=latents()[1],
+            video=video,
+            audio=audio,
             calls={"trtllm::tunable_fp4_quantize": 28, "trtllm::nvfp4_gemm": 28},
             guidance=2,
             ulysses=processes // 2,
@@ -58,7 +59,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
         made = ltx2_model.ModelRun.eager
         patch.setattr(ltx2_model.ModelRun, "eager", lambda self, runs: eager.append(self) or made(self, runs))
         patch.setattr(
-            ltx2.launch, "run", shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], lambda: eager[0].eager_latents)
+            ltx2.launch, "run", shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], lambda _: eager[0].eager_latents)
         )
         progress: list[str] = []
         results = ltx2.run_ltx2(ltx2.Plan(quick=True, steps=6, sizes=SIZES, processes=2), progress=progress.append)
@@ -102,6 +103,7 @@ def test_latents_are_bitwise_equal(measured: Results) -> None:
     assert hashes.keys() == set(TIMED)
     [one] = set(hashes.values())
     assert len(one) == 64
+    assert measured.facts[SHARED]["latents_sha256"] == hashes
     assert measured.facts[SHARED]["difference"] == {key: {"largest": 0.0, "relative": 0.0} for key in TIMED}
 
 
@@ -292,7 +294,7 @@ def test_graphs_that_differ_are_refused() -> None:
 
 def test_latents_that_are_not_alike_are_refused() -> None:
     ltx2_model.require_alike("case", {"library": {"largest": 3.0, "relative": 0.2}})
-    for relative in (0.3, float("nan")):
+    for relative in (0.21, float("nan")):
         with pytest.raises(BenchmarkError, match="case: library's latents differ"):
             ltx2_model.require_alike("case", {"library": {"largest": 0.0, "relative": relative}})
 
@@ -352,7 +354,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
     monkeypatch.setattr(ltx2, "trace_jobs", jobs)
     monkeypatch.setattr(ltx2_model, "ModelRun", ToldRun)
     monkeypatch.setattr(ToldRun, "measured", 0)
-    shared = shared_run(lambda name: [0.1], lambda: (torch.ones(1), torch.ones(1)))
+    shared = shared_run(lambda name: [0.1], lambda _: (torch.ones(1), torch.ones(1)))
     monkeypatch.setattr(ltx2.launch, "run", shared)
     return ToldRun
 
@@ -367,6 +369,40 @@ def baseline(path: Path, model_us: dict[str, float], sizes: Sizes = SIZES) -> Pa
     return path
 
 
+@pytest.mark.parametrize("odd", [PLAIN, "dutyfree"])
+def test_runs_of_several_processes_with_other_latents_are_refused(
+    monkeypatch: pytest.MonkeyPatch, told: type[ToldRun], odd: str
+) -> None:
+    def latents(registration: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full([1], 1.0 + 2**-20 * (registration == odd)), torch.ones(1)
+
+    monkeypatch.setattr(ltx2.launch, "run", shared_run(lambda _: [0.1], latents))
+    with pytest.raises(BenchmarkError, match="model_processes2: the registrations' latents differ"):
+        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+
+
+def test_two_runs_of_several_processes_with_other_latents_are_refused(
+    monkeypatch: pytest.MonkeyPatch, told: type[ToldRun]
+) -> None:
+    seen: list[str] = []
+
+    def latents(registration: str) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(registration)
+        return torch.full([1], 1.0 + 2**-20 * (len(seen) > len(TIMED))), torch.ones(1)
+
+    monkeypatch.setattr(ltx2, "QUICK_RUNS", 2)
+    monkeypatch.setattr(ltx2.launch, "run", shared_run(lambda _: [0.1], latents))
+    with pytest.raises(BenchmarkError, match="model_processes2: two runs of custom_op with one seed"):
+        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+
+
+def test_runs_that_are_far_from_one_processs_are_refused(monkeypatch: pytest.MonkeyPatch, told: type[ToldRun]) -> None:
+    far = shared_run(lambda _: [0.1], lambda _: (torch.full([1], 1.5), torch.ones(1)))
+    monkeypatch.setattr(ltx2.launch, "run", far)
+    with pytest.raises(BenchmarkError, match="plain's latents differ from the eager run's by 0"):
+        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+
+
 PLAN = {"quick": True, "sizes": SIZES, "processes": 2}
 
 
@@ -379,8 +415,13 @@ def test_a_slow_mode_is_measured_again(tmp_path: Path, told: type[ToldRun]) -> N
 
 def test_what_stays_slow_is_reported(tmp_path: Path, told: type[ToldRun]) -> None:
     gate = Gate(baseline(tmp_path / "b.json", {"custom_op": 110e3, "dutyfree": 90e3}))
-    results = ltx2.run_ltx2(ltx2.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
+    progress: list[str] = []
+    results = ltx2.run_ltx2(ltx2.Plan(**PLAN), gate=gate, progress=progress.append)  # type: ignore[arg-type]
     assert told.measured == 3
+    again = [text for text in progress if text.startswith(f"{SHARED}, ") and "again" in text]
+    assert len(again) == 2 * len(TIMED)
+    for number in (1, 2):
+        assert sum(f"which was slower than the baseline, again {number} of 2" in text for text in again) == len(TIMED)
     keys = [slower.key for slower in gate.slower(results.rows)]
     assert keys == [("model", "custom_op", "cpu"), ("model", "dutyfree", "cpu"), (SHARED, "dutyfree", "cpu")]
 

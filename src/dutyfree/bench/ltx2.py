@@ -19,6 +19,7 @@ from dutyfree.bench.run import Job as Timed
 from dutyfree.workloads.ltx2 import PLAIN, Sizes, launch
 from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.job import Job
+from dutyfree.workloads.ltx2.latents import difference, sha256
 from dutyfree.workloads.ltx2.layout import Layout
 
 TRACE, PROCESSES = "trace", "model_processes{}"
@@ -179,38 +180,52 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
     """Runs that several processes share, the registrations in turn."""
     case = PROCESSES.format(plan.processes)
     step_us: dict[str, list[float]] = {name: [] for name in TIMED}
-    facts: dict[str, Any] = {"difference": {}, "calls": {}}
-    left = model.TimeLeft(plan.runs * len(TIMED))
-    for turn in range(plan.runs + FURTHER_PASSES):
-        if turn >= plan.runs and (gate is None or not gate.slow_cases(_rows(case, _timings(step_us)))):
-            break
+    facts: dict[str, Any] = {"latents_sha256": {}, "difference": {}, "calls": {}}
+
+    def add_runs(turn: int, words: str, left: model.TimeLeft) -> None:
         for name in model.in_turn(list(TIMED), turn):
-            progress(f"{case}, {name}, run {turn + 1} of {plan.runs}{left}")
-            try:
-                one = launch.run(
-                    name,
-                    steps=plan.run_steps,
-                    processes=plan.processes,
-                    ulysses=plan.ulysses,
-                    sizes=plan.sizes,
-                    tuning=run.tactics if run.tactics.exists() else None,
-                    timeout=plan.timeout,
-                    progress=_beginning(f"{case}, {name}", progress),
-                )
-            except RuntimeError as error:  # it says which rank, and what that printed
-                raise WorkerError(f"benchmark ltx2, {case}, {name}: {error}") from None
+            title = f"{case}, {name}"
+            progress(f"{title}, {words}{left}")
+            one = _shared_run(name, plan, run, title, progress)
+            latents = one.video, one.audio
             step_us[name] += [seconds * 1e6 for seconds in one.step_seconds]
-            facts["difference"][name] = model.difference(run.eager_latents, (one.video, one.audio))
+            facts["difference"][name] = difference(run.eager_latents, latents)
             facts["calls"][name] = {short: one.calls[f"trtllm::{full}"] for short, full in OPERATORS.items()}
-            facts |= {"guidance": one.guidance, "ulysses": one.ulysses}
+            facts.update(guidance=one.guidance, ulysses=one.ulysses)
+            model.note_hashes(case, facts["latents_sha256"], {name: sha256(*latents)}, TIMED)
+            model.require_alike(case, {name: facts["difference"][name]})
             left.advance(1)
-    model.require_alike(case, facts["difference"])
-    timings = _timings(step_us)
-    results.rows += _rows(case, timings)
+
+    left = model.TimeLeft(plan.runs * len(TIMED))
+    for turn in range(plan.runs):
+        add_runs(turn, f"run {turn + 1} of {plan.runs}", left)
+    for turn in range(FURTHER_PASSES):
+        if gate is None or not gate.slow_cases(_rows(case, _timings(step_us))):
+            break
+        words = f"which was slower than the baseline, again {turn + 1} of {FURTHER_PASSES}"
+        add_runs(plan.runs + turn, words, model.TimeLeft(len(TIMED)))
+    results.rows += _rows(case, _timings(step_us))
     facts["seconds_a_run"] = {
         name: statistics.median(samples) / 1e6 * plan.run_steps for name, samples in step_us.items()
     }
     results.facts[case] = facts
+
+
+def _shared_run(registration: str, plan: Plan, run: model.ModelRun, title: str, progress: Progress) -> launch.Run:
+    """One run of the plan's processes, with the tactics that the model's own runs use."""
+    try:
+        return launch.run(
+            registration,
+            steps=plan.run_steps,
+            processes=plan.processes,
+            ulysses=plan.ulysses,
+            sizes=plan.sizes,
+            tuning=run.tactics if run.tactics.exists() else None,
+            timeout=plan.timeout,
+            progress=_beginning(title, progress),
+        )
+    except RuntimeError as error:  # it says which rank, and what that printed
+        raise WorkerError(f"benchmark ltx2, {title}: {error}") from None
 
 
 def _beginning(words: str, progress: Progress) -> Progress:

@@ -1,16 +1,14 @@
 """Steps of the LTX-2 model by each registration: a process for each, which step in turn while the others wait."""
 
 import contextlib
-import hashlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dutyfree.bench.errors import BenchmarkError
@@ -18,6 +16,7 @@ from dutyfree.bench.ltx2_worker import ABSENT, Counted, Stepper, Steps, tensors
 from dutyfree.bench.measure import Timing, summarise
 from dutyfree.bench.process import ANSWER_SECONDS, Worker
 from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
+from dutyfree.workloads.ltx2.latents import difference, sha256
 
 TIMED = (PLAIN, *REGISTRATIONS)
 EAGER, COMPILED, CUDA_GRAPHS = "model", "model_compiled", "model_cuda_graphs"
@@ -26,8 +25,9 @@ OPTIONS: dict[str, dict[str, Any]] = {COMPILED: {}, CUDA_GRAPHS: {"mode": "reduc
 # Steps that a process makes in its turn.
 TURN_STEPS = 4
 # Compiled code rounds to bfloat16 in other places, and quantizing makes a step to the next code of it: over 40 steps
-# of 48 blocks the latents differ by 0.08 of their norm (2026-11-30, torch 2.13.0, two CPUs).
-LARGEST_DIFFERENCE = 0.25
+# of 48 blocks the latents differ by 0.08 of their norm (2026-11-30, torch 2.13.0, two CPUs). More is allowed because
+# other processors and compilers round in yet other places; two latents that have nothing in common differ by 1.4.
+LARGEST_DIFFERENCE = 0.2
 # Ranks for which the slowest one's step is worked out.
 RANKS = (1, 2, 4, 8)
 
@@ -143,16 +143,10 @@ class ModelRun:
 
     def _check_latents(self, mode: Mode) -> None:
         latents = {name: tensors(self._workers[name].ask("latents")) for name in TIMED}
-        hashes = {name: sha256(of) for name, of in latents.items()}
-        known = mode.facts.setdefault("latents_sha256", hashes)
-        if hashes != known:
-            raise BenchmarkError(
-                f"benchmark ltx2, {mode.case}: two runs with one seed have other latents: {hashes}, {known}"
-            )
+        hashes = {name: sha256(*of) for name, of in latents.items()}
         # Compiled, what plain functions call has another name in the graph, and other code may be made of it.
         same = TIMED if mode.case == EAGER else REGISTRATIONS
-        if len({hashes[name] for name in same}) != 1:
-            raise BenchmarkError(f"benchmark ltx2, {mode.case}: the registrations' latents differ: {hashes}")
+        note_hashes(mode.case, mode.facts.setdefault("latents_sha256", {}), hashes, same)
         if mode.case == EAGER:
             self._eager = latents[PLAIN]
             return
@@ -199,21 +193,20 @@ def _require_same_graph(graphs: dict[str, list[str]]) -> dict[str, Any]:
     return {"calls": len(calls), "operators": {name: n for name, n in counts.items() if name.startswith("trtllm.")}}
 
 
-def sha256(latents: tuple[Tensor, Tensor]) -> str:
-    """Of their bytes."""
-    digest = hashlib.sha256()
-    for part in latents:
-        digest.update(bytes(part.contiguous().view(torch.uint8).flatten().tolist()))
-    return digest.hexdigest()
+def note_hashes(case: str, known: dict[str, str], hashes: dict[str, str], same: Iterable[str]) -> None:
+    """Add a run's hashes of latents to those of earlier runs.
 
-
-def difference(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """The largest of any latent, and the norm of all in those of ``one``; the larger of video's and audio's."""
-    pairs = list(zip(one, other, strict=True))
-    return {
-        "largest": max(float((a - b).abs().max()) for a, b in pairs),
-        "relative": max(float((a - b).norm() / a.norm()) for a, b in pairs),
-    }
+    Raises:
+        BenchmarkError: An earlier run of a registration has another one, or one registration of ``same`` than another.
+    """
+    for name, found in hashes.items():
+        if known.setdefault(name, found) != found:
+            raise BenchmarkError(
+                f"benchmark ltx2, {case}: two runs of {name} with one seed have other latents: {known[name]}, {found}"
+            )
+    compared = {name: known[name] for name in same if name in known}
+    if len(set(compared.values())) > 1:
+        raise BenchmarkError(f"benchmark ltx2, {case}: the registrations' latents differ: {compared}")
 
 
 def require_alike(case: str, differences: dict[str, dict[str, float]]) -> None:

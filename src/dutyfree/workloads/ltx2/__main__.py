@@ -1,7 +1,6 @@
 """`python -m dutyfree.workloads.ltx2`: a run in this process, over several, or a rank of torchrun's."""
 
 import dataclasses
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from dutyfree._linux import die_with_parent
 from dutyfree.workloads.ltx2.job import Job, sizes_of
+from dutyfree.workloads.ltx2.latents import sha256
 from dutyfree.workloads.ltx2.launch import run_job
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
@@ -125,7 +125,7 @@ def _number(count: int, what: str) -> str:
 
 def _checksum(latents: Tensor) -> str:
     """Equal for equal bytes."""
-    return hashlib.sha256(latents.contiguous().numpy().tobytes()).hexdigest()[:12]
+    return sha256(latents)[:12]
 
 
 if __name__ == "__main__":
