@@ -21,6 +21,7 @@ from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.latents import difference, sha256
 from dutyfree.workloads.ltx2.layout import Layout
+from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS, make_trace
 
 TRACE, PROCESSES = "trace", "model_processes{}"
 TIMED = model.TIMED
@@ -77,7 +78,11 @@ class Plan:
         return QUICK_RUNS if self.quick else RUNS
 
     def cases(self) -> list[str]:
-        """Of the model, in the order in which they are measured."""
+        """Of the model, in the order in which they are measured.
+
+        CUDA graphs come after what is compiled without them: they are recorded with the results that the operators
+        which are left out returned there.
+        """
         if self.trace_only:
             return []
         compiled = [model.COMPILED] if self.compiled else []
@@ -145,8 +150,6 @@ def trace_jobs() -> list[Timed]:
 
 
 def _trace_job(device: str) -> Timed:
-    from dutyfree.workloads.ltx2.trace import make_trace
-
     blocks = {}
     for name in TIMED:
         trace = make_trace(name, device)
@@ -171,8 +174,6 @@ def _inferring(block: Block) -> Block:
 
 
 def _trace_calls() -> dict[str, int]:
-    from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
-
     return {"quantize": QUANTIZE_CALLS, "gemm": GEMM_CALLS}
 
 

@@ -25,9 +25,10 @@ OPTIONS: dict[str, dict[str, Any]] = {COMPILED: {}, CUDA_GRAPHS: {"mode": "reduc
 # Steps that a process makes in its turn.
 TURN_STEPS = 4
 # Compiled code rounds to bfloat16 in other places, and quantizing makes a step to the next code of it: over 40 steps
-# of 48 blocks the latents differ by 0.08 of their norm (2026-11-30, torch 2.13.0, two CPUs). More is allowed because
-# other processors and compilers round in yet other places; two latents that have nothing in common differ by 1.4.
-LARGEST_DIFFERENCE = 0.2
+# of 48 blocks the latents differ by 0.08 of their norm, over the two of a quick run, which two processes share, by
+# 0.36 (2026-11-30, torch 2.13.0, two CPUs). Latents that have nothing in common differ by 1.4. That registrations do the
+# same is not left to this: their latents have to be equal.
+LARGEST_DIFFERENCE = 0.5
 # Ranks for which the slowest one's step is worked out.
 RANKS = (1, 2, 4, 8)
 

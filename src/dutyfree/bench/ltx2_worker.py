@@ -1,7 +1,7 @@
 """What one process of ``dutyfree bench ltx2`` does: the LTX-2 model with one registration, stepped when it is asked to.
 
 ``Stepper`` lives in a worker (:mod:`.process`), since a process can have one registration only. Its methods take and
-return what can be pickled.
+return what can be pickled. What imports :mod:`dutyfree.ops` is imported in them, after ``register``.
 """
 
 import contextlib
@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from dutyfree.workloads.ltx2 import Sizes
+import dutyfree
+from dutyfree.workloads.ltx2 import Sizes, register
 
 # The registration of the worker whose operators return results that are there already.
 ABSENT = "absent"
@@ -65,8 +67,6 @@ class Stepper:
 
     def __init__(self, registration: str, sizes: Sizes, device: str) -> None:
         torch.set_num_threads(1)
-        from dutyfree.workloads.ltx2 import register
-
         self._absent = registration == ABSENT
         self._registration, self._sizes, self._device = registration, sizes, device
         # dutyfree's operators cost least, so that with compiled code, which calls operators, the least remains.
@@ -78,20 +78,18 @@ class Stepper:
         self._compiled = False
         # What happens before each step, untimed.
         self._before_step: list[Callable[[], object]] = []
+        # What operators return that are left out of compiled code.
+        self._kept: list[Tensor] = []
         gc.collect()
         gc.freeze()  # else each collection between steps would go through all of torch and diffusers
 
     def tune(self, path: str) -> None:
         """Choose nvfp4_gemm's tactics in one step, and save them."""
-        import dutyfree
-
         with dutyfree.autotune(cache=path, repeats=3, warmup=1):
             self._one_step()
 
     def load(self, path: str) -> None:
         """Use another worker's choices: with other tactics results would be rounded in another way."""
-        import dutyfree
-
         if os.path.exists(path):  # noqa: PTH110  (where no operator is tuned there is none)
             refused = dutyfree.AutoTuner.get().load(path)
             if refused is not None:
@@ -130,8 +128,6 @@ class Stepper:
 
     def count(self) -> Counted:
         """The calls of a step that is not timed. RuntimeError where a call would take another path than it should."""
-        import dutyfree
-
         dutyfree.reset_stats()
         with _operators_replaced(_counting) as counters:
             self._one_step()
@@ -160,8 +156,13 @@ class Stepper:
         would give them memory that is in a cache; so the step's own results mean nothing, only its time does. Compiled
         code writes over results that it does not need any more, so that they are written anew before each step.
 
+        What was kept for compiled code is kept when that is compiled anew: CUDA graphs, whose replays run no Python and
+        so show no results, are recorded of the kernels that return it, and have the rest of a step without launches
+        for the operators. They need an earlier ``compile`` without graphs, followed by this.
+
         Raises:
-            RuntimeError: In a step they became numbers with which arithmetic may take other times.
+            RuntimeError: Nothing was returned in a step; or results became numbers with which arithmetic may take other
+                times.
         """
         from dutyfree.workloads.ltx2.registrations import kernels
 
@@ -175,18 +176,19 @@ class Stepper:
             for name, results in recorded.items():
                 setattr(ops, OPERATORS[name], _replaying(results))
             return
-        real = {name: getattr(kernels, name) for name in OPERATORS}
-        records = {}
-        for name, kernel in real.items():
-            function, records[name] = _recording(kernel)
-            setattr(kernels, name, function)
+        if not self._kept:
+            real = {name: getattr(kernels, name) for name in OPERATORS}
+            records = {}
+            for name, kernel in real.items():
+                function, records[name] = _recording(kernel)
+                setattr(kernels, name, function)
+            self._one_step()
+            for name, results in records.items():
+                setattr(kernels, name, _except_fake(_replaying(results), real[name]))
+            self._kept = _distinct(result for results in records.values() for result in results)
+            self._before_step.append(_rewriting(self._kept))
         self._one_step()
-        for name, results in records.items():
-            setattr(kernels, name, _replaying(results))
-        kept = _distinct(result for results in records.values() for result in results)
-        self._before_step.append(_rewriting(kept))
-        self._one_step()
-        if not all(map(_usual, kept)):
+        if not all(map(_usual, self._kept)):
             raise RuntimeError("results of operators that were left out became infinite, NaN or subnormal in a step.")
 
     def compile(self, options: dict[str, Any]) -> list[str]:
@@ -222,7 +224,7 @@ class Stepper:
         torch._dynamo.reset()
         self._compiled = True
         if options.get("mode") == "reduce-overhead":
-            self._before_step = [torch.compiler.cudagraph_mark_step_begin]
+            self._before_step.append(torch.compiler.cudagraph_mark_step_begin)
         compile_blocks(self._model, **options)
         for _ in range(3):  # CUDA graphs warm up, record, and then replay
             self._one_step()
@@ -315,12 +317,26 @@ def _usual(x: Tensor) -> bool:
 
 
 def _replaying(results: list[Any]) -> Callable[..., Any]:
+    if not results:
+        raise RuntimeError(
+            "an operator that is to be left out returned nothing in a step: it is not called by Python, as in a replay "
+            "of a CUDA graph. Blocks have to be compiled without CUDA graphs first, and the operators left out then."
+        )
     following = itertools.cycle(results)
 
     def replay(*args: Any, **kwargs: Any) -> Any:
         return next(following)
 
     return replay
+
+
+def _except_fake(function: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+    """Has torch.compile see the real kernel, which knows the shapes of fake tensors, when it compiles anew."""
+
+    def call(first: Tensor, *args: Any) -> Any:
+        return real(first, *args) if isinstance(first, FakeTensor) else function(first, *args)
+
+    return call
 
 
 def _name(target: Any) -> str:
