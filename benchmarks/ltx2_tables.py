@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_model import EAGER, OPTIONS, RANKS, TIMED
-from dutyfree.bench.ltx2_ranks import expected_max_normal, fitted
-from dutyfree.bench.ltx2_report import TRACE, device_of, model_cases, published_run, title_of
+from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
+from dutyfree.bench.ltx2_ranks import RANKS, expected_max_normal, fitted
+from dutyfree.bench.ltx2_report import device_of, model_cases, published_run
 from dutyfree.bench.results import Results, Row
+from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
 from table_parts import header, note
-
-TITLES = {
-    "plain": "a plain function",
-    "custom_op": "`torch.library.custom_op`",
-    "library": "`Library.define` + `impl`",
-    "accelerated": "`custom_op`, then `dutyfree.accelerate`",
-    "dutyfree": "`dutyfree.fast_custom_op`",
-}
 
 
 def ltx2_tax_table(content: dict[str, Any]) -> str:
@@ -27,9 +20,9 @@ def ltx2_tax_table(content: dict[str, Any]) -> str:
     lines = header(["registration", "tax a call, µs: theirs", "ours", f"{calls:,} calls, ms: theirs", "ours"])
     for name in TIMED[1:]:
         row = found(results, TRACE, name)
-        theirs = published.TAX_US.get("fast_custom_op" if name == "dutyfree" else name)
+        theirs = published.TAX_US.get(name)
         cells = [
-            TITLES[name],
+            REGISTRATION_TITLES[name],
             "" if theirs is None else f"{theirs:.2f}",
             f"{row.tax_us / calls:.2f}",
             "" if theirs is None else f"{theirs * published.CALLS / 1000:.1f}",
@@ -57,7 +50,9 @@ def ltx2_modes_table(content: dict[str, Any]) -> str:
             us = (row.us - facts["absent_us"]) / calls
             tax = f"{row.tax_us / row.us:.1%}" if name != "plain" else ""
             share = f"{facts['share'][name]:.1%}"
-            lines.append(f"| {TITLES[name]} | {row.us / 1000:.1f} | {calls:,} × {us:.1f} | {share} | {tax} |")
+            lines.append(
+                f"| {REGISTRATION_TITLES[name]} | {row.us / 1000:.1f} | {calls:,} × {us:.1f} | {share} | {tax} |"
+            )
     absent = ", ".join(
         f"{title_of(case)} {results.facts[case]['absent_us'] / 1000:.1f}"
         for case in model_cases(results)
@@ -76,7 +71,7 @@ def ltx2_runs_table(content: dict[str, Any]) -> str:
         facts, theirs = results.facts[case], published_run(case)
         lines.append(f"| **{title_of(case)}** | | | | | |")
         if theirs is not None:
-            calls = f"{published.QUANTIZE_CALLS:,} + {published.GEMM_CALLS:,}"
+            calls = f"{QUANTIZE_CALLS:,} + {GEMM_CALLS:,}"
             of = f"theirs, {theirs.gpus} × B200"
             for name, seconds, change in (
                 ("`custom_op`", theirs.before_s, ""),
@@ -91,8 +86,11 @@ def ltx2_runs_table(content: dict[str, Any]) -> str:
             calls = " + ".join(f"{n:,}" for n in facts.get("calls", results.facts[EAGER]["calls"])[name].values())
             latents = facts.get("difference", {}).get(name)
             equal = "equal" if latents is None else f"within {latents['largest']:.2g}"
-            lines.append(f"| {TITLES[name]} | {seconds:.2f} | {row.us / 1000:.1f} | {calls} | {change} | {equal} |")
-    return "\n".join(lines + note(content, "Seconds a run are those of the median step, times the steps."))
+            lines.append(
+                f"| {REGISTRATION_TITLES[name]} | {seconds:.2f} | {row.us / 1000:.1f} | {calls} | {change} | {equal} |"
+            )
+    seconds_of = "Seconds a run are a step's in the median turn, of several processes in the median, times the steps."
+    return "\n".join(lines + note(content, seconds_of))
 
 
 def ltx2_ranks_table(content: dict[str, Any]) -> str:

@@ -17,11 +17,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import render
-from dutyfree.bench import ltx2, ltx2_model, ltx2_plots, ltx2_ranks, ltx2_report, ltx2_worker
+from dutyfree.bench import ltx2, ltx2_cases, ltx2_model, ltx2_plots, ltx2_ranks, ltx2_report, ltx2_worker
 from dutyfree.bench import ltx2_published as published
 from dutyfree.bench.baseline import BaselineError, Gate
 from dutyfree.bench.errors import BenchmarkError
-from dutyfree.bench.ltx2_model import TIMED, Mode
+from dutyfree.bench.ltx2_cases import TIMED
+from dutyfree.bench.ltx2_model import Mode
 from dutyfree.bench.process import Worker, WorkerError
 from dutyfree.bench.results import Results, Row, load
 from dutyfree.bench.run import Job
@@ -30,7 +31,7 @@ from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
 from dutyfree.workloads.ltx2.diffusers_parts import VERSION
 
 SIZES = Sizes(blocks=1)
-SHARED = ltx2.PROCESSES.format(2)
+SHARED = ltx2_cases.processes_case(2)
 
 
 def shared_run(step_seconds: Callable[[str], list[float]], latents: Callable[[str], Any]) -> Any:
@@ -72,7 +73,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.timeout(600)  # six processes import torch and diffusers
 def test_every_case_is_timed_with_every_registration(measured: Results) -> None:
-    cases = [ltx2.TRACE, ltx2_model.EAGER, SHARED]
+    cases = [ltx2_cases.TRACE, ltx2_cases.EAGER, SHARED]
     rows = [row for row in measured.rows if row.device == "cpu"]
     assert [(row.case, row.candidate) for row in rows] == list(itertools.product(cases, (PLAIN, *REGISTRATIONS)))
     for row in rows:
@@ -84,7 +85,7 @@ def test_every_case_is_timed_with_every_registration(measured: Results) -> None:
 
 
 def test_a_step_of_the_trace_costs_a_fraction_of_custom_ops(measured: Results) -> None:
-    us = {name: row.us for name in TIMED if (row := measured.find(ltx2.TRACE, name))}
+    us = {name: row.us for name in TIMED if (row := measured.find(ltx2_cases.TRACE, name))}
     assert us["dutyfree"] < us["custom_op"] / 5
     assert us["accelerated"] < us["custom_op"] / 5
     assert us[PLAIN] < us["library"] < us["custom_op"]
@@ -116,7 +117,7 @@ def test_facts_follow_from_the_steps(measured: Results) -> None:
         assert row is not None
         assert facts["share"][name] == pytest.approx(1 - facts["absent_us"] / row.us, abs=1e-3)
         assert facts["seconds_a_run"][name] >= 6 * row.us / 1e6 * 0.999
-        slowest = [facts["expected_max_us"][name][str(ranks)] for ranks in ltx2_model.RANKS]
+        slowest = [facts["expected_max_us"][name][str(ranks)] for ranks in ltx2_ranks.RANKS]
         assert slowest == sorted(slowest)
         assert slowest[0] >= row.us * 0.999
     # Made up: the first, 0.01 s, is the fastest, and 0.025 s the median.
@@ -149,7 +150,7 @@ def test_the_report_puts_theirs_beside_ours(measured: Results) -> None:
     assert "…" not in text  # every cell fits a terminal of 80 columns
     for name in TIMED:
         assert ltx2_report.TITLES[name] in text
-    row = measured.find(ltx2.TRACE, "custom_op")
+    row = measured.find(ltx2_cases.TRACE, "custom_op")
     assert row is not None
     assert f"{row.tax_us / 2100:.2f}" in text
 
@@ -214,8 +215,8 @@ def test_the_committed_results_are_complete() -> None:
     if not render.has_results("ltx2_tax"):
         pytest.skip("no benchmarks/results/ltx2.json yet")
     results = Results.from_json(render.load("ltx2_tax"))
-    cases = [ltx2.TRACE, *ltx2_report.model_cases(results)]
-    assert {ltx2.TRACE, ltx2_model.EAGER, ltx2_model.COMPILED} <= set(cases)
+    cases = [ltx2_cases.TRACE, *ltx2_report.model_cases(results)]
+    assert {ltx2_cases.TRACE, ltx2_cases.EAGER, ltx2_cases.COMPILED} <= set(cases)
     for case, name in itertools.product(cases, TIMED):
         assert results.find(case, name, ltx2_report.device_of(results, case)) is not None
     assert results.facts["settings"] == {"sizes": dataclasses.asdict(Sizes())}
@@ -392,7 +393,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> type[ToldWorker]:
 def compiled_mode() -> Mode:
     with ltx2_model.ModelRun(SIZES, 6, "cpu", lambda _: None) as run:
         run.eager(1)
-        return run.compiled(ltx2_model.COMPILED, 2)
+        return run.compiled(ltx2_cases.COMPILED, 2)
 
 
 def test_every_process_compiles_and_one_leaves_the_operators_out(workers: type[ToldWorker]) -> None:
@@ -452,8 +453,8 @@ class ToldRun:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
     def jobs() -> list[Job]:
-        blocks = {(ltx2.TRACE, name): lambda count: count * 10**6 for name in TIMED}
-        return [Job(ltx2.TRACE, torch.device("cpu"), blocks, (ltx2.TRACE, PLAIN))]
+        blocks = {(ltx2_cases.TRACE, name): lambda count: count * 10**6 for name in TIMED}
+        return [Job(ltx2_cases.TRACE, torch.device("cpu"), blocks, (ltx2_cases.TRACE, PLAIN))]
 
     monkeypatch.setattr(ltx2, "trace_jobs", jobs)
     monkeypatch.setattr(ltx2_model, "ModelRun", ToldRun)
@@ -464,7 +465,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
 
 
 def baseline(path: Path, model_us: dict[str, float], sizes: Sizes = SIZES) -> Path:
-    rows = [Row(ltx2.TRACE, name, 1000.0, 0.0, 0.0) for name in TIMED]
+    rows = [Row(ltx2_cases.TRACE, name, 1000.0, 0.0, 0.0) for name in TIMED]
     rows += [Row(case, name, model_us.get(name, 100e3), 0.0, 0.0) for case in ("model", SHARED) for name in TIMED]
     from dutyfree.bench import environment
 
@@ -554,7 +555,7 @@ def test_the_trace_alone_needs_no_diffusers(tmp_path: Path, monkeypatch: pytest.
     )
     assert outcome.exit_code == 0, outcome.output
     results = load(tmp_path / "r.json")
-    assert {row.case for row in results.rows} == {ltx2.TRACE}
+    assert {row.case for row in results.rows} == {ltx2_cases.TRACE}
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["ltx2_taxes.svg"]
 
 

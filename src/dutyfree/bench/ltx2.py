@@ -10,6 +10,7 @@ import torch
 from dutyfree.bench import ltx2_model as model
 from dutyfree.bench.baseline import FURTHER_PASSES, Gate, Key
 from dutyfree.bench.candidates import require_path
+from dutyfree.bench.ltx2_cases import COMPILED, CUDA_GRAPHS, EAGER, OPTIONS, TIMED, TRACE, processes_case
 from dutyfree.bench.ltx2_worker import OPERATORS
 from dutyfree.bench.measure import Block, Call, Timing, summarise, timed_block
 from dutyfree.bench.process import ANSWER_SECONDS, WorkerError
@@ -21,10 +22,9 @@ from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.latents import difference, sha256
 from dutyfree.workloads.ltx2.layout import Layout
+from dutyfree.workloads.ltx2.registrations import NAMESPACE
 from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS, make_trace
 
-TRACE, PROCESSES = "trace", "model_processes{}"
-TIMED = model.TIMED
 STEPS, QUICK_STEPS = 40, 2
 RUNS, QUICK_RUNS = 3, 1
 
@@ -85,10 +85,10 @@ class Plan:
         """
         if self.trace_only:
             return []
-        compiled = [model.COMPILED] if self.compiled else []
-        graphs = [model.CUDA_GRAPHS] if self.compiled and torch.cuda.is_available() else []
-        shared = [PROCESSES.format(self.processes)] if self.processes > 1 else []
-        return [model.EAGER, *shared, *compiled, *graphs]
+        compiled = [COMPILED] if self.compiled else []
+        graphs = [CUDA_GRAPHS] if self.compiled and torch.cuda.is_available() else []
+        shared = [processes_case(self.processes)] if self.processes > 1 else []
+        return [EAGER, *shared, *compiled, *graphs]
 
     def keys(self) -> list[Key]:
         """The rows of the model."""
@@ -119,9 +119,9 @@ def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | No
     results.facts |= {"settings": settings, "steps": plan.run_steps, "runs": plan.runs}
     with model.ModelRun(plan.sizes, plan.run_steps, _device(), progress, timeout=plan.timeout) as run:
         for case in plan.cases():
-            if case == model.EAGER:
+            if case == EAGER:
                 measured = run.eager(plan.runs)
-            elif case in model.OPTIONS:
+            elif case in OPTIONS:
                 measured = run.compiled(case, plan.runs)
             else:
                 _add_processes(results, plan, run, progress, gate)
@@ -179,7 +179,7 @@ def _trace_calls() -> dict[str, int]:
 
 def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: Progress, gate: Gate | None) -> None:
     """Runs that several processes share, the registrations in turn."""
-    case = PROCESSES.format(plan.processes)
+    case = processes_case(plan.processes)
     step_us: dict[str, list[float]] = {name: [] for name in TIMED}
     facts: dict[str, Any] = {"latents_sha256": {}, "difference": {}, "calls": {}}
 
@@ -191,7 +191,7 @@ def _add_processes(results: Results, plan: Plan, run: model.ModelRun, progress: 
             latents = one.video, one.audio
             step_us[name] += [seconds * 1e6 for seconds in one.step_seconds]
             facts["difference"][name] = difference(run.eager_latents, latents)
-            facts["calls"][name] = {short: one.calls[f"trtllm::{full}"] for short, full in OPERATORS.items()}
+            facts["calls"][name] = {short: one.calls[f"{NAMESPACE}::{full}"] for short, full in OPERATORS.items()}
             facts.update(guidance=one.guidance, ulysses=one.ulysses)
             model.note_hashes(case, facts["latents_sha256"], {name: sha256(*latents)}, TIMED)
             model.require_alike(case, {name: facts["difference"][name]})

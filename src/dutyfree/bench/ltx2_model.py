@@ -12,25 +12,22 @@ from typing import Any
 from torch import Tensor
 
 from dutyfree.bench.errors import BenchmarkError
+from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, TIMED
+from dutyfree.bench.ltx2_ranks import RANKS
 from dutyfree.bench.ltx2_worker import ABSENT, Counted, Stepper, Steps, tensors
 from dutyfree.bench.measure import Timing, summarise
 from dutyfree.bench.process import ANSWER_SECONDS, Worker
 from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
 from dutyfree.workloads.ltx2.latents import difference, sha256
+from dutyfree.workloads.ltx2.registrations import NAMESPACE
 
-TIMED = (PLAIN, *REGISTRATIONS)
-EAGER, COMPILED, CUDA_GRAPHS = "model", "model_compiled", "model_cuda_graphs"
-# What torch.compile gets for a mode.
-OPTIONS: dict[str, dict[str, Any]] = {COMPILED: {}, CUDA_GRAPHS: {"mode": "reduce-overhead"}}
 # Steps that a process makes in its turn.
 TURN_STEPS = 4
 # Compiled code rounds to bfloat16 in other places, and quantizing makes a step to the next code of it: over 40 steps
 # of 48 blocks the latents differ by 0.08 of their norm, over the two of a quick run, which two processes share, by
-# 0.36 (2026-11-30, torch 2.13.0, two CPUs). Latents that have nothing in common differ by 1.4. That registrations do the
-# same is not left to this: their latents have to be equal.
+# 0.36 (2026-11-30, torch 2.13.0, two CPUs). Latents that have nothing in common differ by 1.4. That registrations do
+# the same is not left to this: their latents have to be equal.
 LARGEST_DIFFERENCE = 0.5
-# Ranks for which the slowest one's step is worked out.
-RANKS = (1, 2, 4, 8)
 
 Progress = Callable[[str], None]
 
@@ -191,7 +188,8 @@ def _require_same_graph(graphs: dict[str, list[str]]) -> dict[str, Any]:
                 f"{calls[odd : odd + 1]}"
             )
     counts = {target: calls.count(target) for target in dict.fromkeys(calls)}
-    return {"calls": len(calls), "operators": {name: n for name, n in counts.items() if name.startswith("trtllm.")}}
+    operators = {name: count for name, count in counts.items() if name.startswith(f"{NAMESPACE}.")}
+    return {"calls": len(calls), "operators": operators}
 
 
 def note_hashes(case: str, known: dict[str, str], hashes: dict[str, str], same: Iterable[str]) -> None:

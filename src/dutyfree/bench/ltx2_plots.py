@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_model import EAGER, OPTIONS, TIMED
-from dutyfree.bench.ltx2_report import TRACE, device_of, model_cases, title_of
+from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, TIMED, TRACE, title_of
+from dutyfree.bench.ltx2_report import device_of, model_cases
 from dutyfree.bench.results import Results
 from dutyfree.bench.svg import svg
 
@@ -77,7 +77,7 @@ def taxes(results: Results) -> str:
         bottom = 0.05
         for place, name in enumerate(names):
             row = results.find(TRACE, name)
-            theirs = published.TAX_US.get("fast_custom_op" if name == "dutyfree" else name)
+            theirs = published.TAX_US.get(name)
             if theirs is not None:
                 _bar(axes, place - 0.2, theirs * published.CALLS / 1000, THEIRS, bottom)
             if row is not None:

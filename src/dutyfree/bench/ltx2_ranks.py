@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from dutyfree.bench import ltx2_published as published
 
+# Numbers of ranks that the page and the results have a row for.
 RANKS = (1, 2, 4, 8)
 
 

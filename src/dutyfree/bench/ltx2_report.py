@@ -5,20 +5,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_model import CUDA_GRAPHS, OPTIONS, TIMED
-from dutyfree.bench.ltx2_model import EAGER as MODEL
+from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
 from dutyfree.bench.report import print_environment, print_warnings
 from dutyfree.bench.results import Results
+from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
 
-TRACE = "trace"
-TITLES = {
-    "plain": "plain function",
-    "custom_op": "custom_op",
-    "library": "Library.define + impl",
-    "accelerated": "custom_op, accelerated",
-    "dutyfree": "dutyfree",
-}
-MODES = {MODEL: "eager", "model_compiled": "torch.compile", CUDA_GRAPHS: "with CUDA graphs"}
+TITLES = {name: title.replace("`", "") for name, title in REGISTRATION_TITLES.items()}
 
 
 def print_ltx2_report(results: Results, console: Console) -> None:
@@ -37,11 +29,6 @@ def print_ltx2_report(results: Results, console: Console) -> None:
 def model_cases(results: Results) -> list[str]:
     """The modes, and runs of several processes, that were measured."""
     return [case for case in dict.fromkeys(row.case for row in results.rows) if case != TRACE]
-
-
-def title_of(case: str) -> str:
-    """A case in words."""
-    return MODES.get(case) or f"eager, {case.removeprefix('model_processes')} processes"
 
 
 def device_of(results: Results, case: str) -> str:
@@ -64,8 +51,7 @@ def tax_table(results: Results, device: str) -> Table:
         row = results.find(TRACE, name, device)
         if row is None:
             continue
-        # Their fast_custom_op, a helper around Library, is what ours takes the place of.
-        theirs = published.TAX_US.get("fast_custom_op" if name == "dutyfree" else name)
+        theirs = published.TAX_US.get(name)
         table.add_row(
             TITLES[name],
             "" if theirs is None else f"{theirs:.2f}",
@@ -88,7 +74,7 @@ def mode_table(results: Results) -> Table:
         "share",
         "tax's share",
     )
-    for case in [case for case in model_cases(results) if case in (MODEL, *OPTIONS)]:
+    for case in [case for case in model_cases(results) if case in (EAGER, *OPTIONS)]:
         theirs = published.MODES[case]
         table.add_row(
             f"[bold]{title_of(case)}[/bold]",
@@ -103,7 +89,7 @@ def mode_table(results: Results) -> Table:
             row = results.find(case, name, device)
             if row is None:
                 continue
-            calls = sum(results.facts[MODEL]["calls"][name].values())
+            calls = sum(results.facts[EAGER]["calls"][name].values())
             each = (row.us - facts["absent_us"]) / calls
             table.add_row(
                 "",
@@ -137,7 +123,7 @@ def run_table(results: Results, case: str) -> Table:
         row = results.find(case, name, device)
         if row is None:
             continue
-        calls = facts.get("calls", results.facts[MODEL]["calls"])[name]
+        calls = facts.get("calls", results.facts[EAGER]["calls"])[name]
         change = facts["seconds_a_run"][name] / baseline - 1
         difference = facts.get("difference", {}).get(name)
         table.add_row(
@@ -151,7 +137,7 @@ def run_table(results: Results, case: str) -> Table:
         )
     if theirs is not None:
         table.add_section()
-        calls = f"{published.QUANTIZE_CALLS:,}+{published.GEMM_CALLS:,}"
+        calls = f"{QUANTIZE_CALLS:,}+{GEMM_CALLS:,}"
         for name, seconds in (("custom_op", theirs.before_s), ("fast_custom_op", theirs.after_s)):
             table.add_row(
                 f"theirs: {name}",
@@ -168,7 +154,7 @@ def published_run(case: str) -> published.Run | None:
     """Theirs that goes beside a case: one GPU's beside one process, eight GPUs' beside several."""
     if case in OPTIONS:
         return None  # in which mode theirs ran is not known
-    return published.RUNS[1 if case == MODEL else 8]
+    return published.RUNS[1 if case == EAGER else 8]
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import dutyfree
 from dutyfree.workloads.ltx2 import Sizes, register
+from dutyfree.workloads.ltx2.registrations import NAMESPACE, kernels
 
 # The registration of the worker whose operators return results that are there already.
 ABSENT = "absent"
@@ -133,7 +134,7 @@ class Stepper:
             self._one_step()
         calls = {name: next(counter) for name, counter in counters.items()}
         paths = dict.fromkeys(("direct", "autograd", "boxed", "pytorch"), 0)
-        seen = {name: stats for name, stats in dutyfree.stats().items() if name.startswith("trtllm::")}
+        seen = {name: stats for name, stats in dutyfree.stats().items() if name.startswith(f"{NAMESPACE}::")}
         for stats in seen.values():
             for path, number in stats.calls.items():
                 paths[path] += number
@@ -164,8 +165,6 @@ class Stepper:
             RuntimeError: Nothing was returned in a step; or results became numbers with which arithmetic may take other
                 times.
         """
-        from dutyfree.workloads.ltx2.registrations import kernels
-
         if not self._absent:
             raise RuntimeError(f"the worker is {self._registration}'s, whose operators are timed.")
         if not self._compiled:
