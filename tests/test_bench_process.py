@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -96,3 +97,34 @@ def test_a_worker_is_ended_in_the_middle_of_its_work() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does it")
+def test_a_worker_that_works_ends_with_a_parent_that_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Not also a zombie, which the process that inherits it may leave for a while."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":  # the parent above
+    worker = Worker("told to hang", Counter, 0)
+    worker.ask("add", 1)
+    worker.start("hang")
+    print(worker.pid, flush=True)
+    worker.answer()

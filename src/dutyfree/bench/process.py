@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dutyfree._linux import die_with_parent
 from dutyfree.bench.errors import BenchmarkError
 
 ANSWER_SECONDS = 600.0
@@ -125,6 +126,8 @@ class Worker:
 
 def _serve(connection: Connection, printed: str, make: Callable[..., object], args: tuple[Any, ...]) -> None:
     """The new process's program: a method after another, until the connection is closed."""
+    if sys.platform == "linux":
+        die_with_parent()
     _print_to(printed)
     # A ctrl-C reaches every process of the terminal; the one that waits for this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
