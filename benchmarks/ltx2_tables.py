@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
-from dutyfree.bench.ltx2_ranks import RANKS, expected_max_normal, fitted
-from dutyfree.bench.ltx2_report import device_of, model_cases, published_run
+from dutyfree.bench.ltx2 import published
+from dutyfree.bench.ltx2.cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
+from dutyfree.bench.ltx2.ranks import RANKS, expected_max_normal, fitted
+from dutyfree.bench.ltx2.report import device_of, model_cases, published_run
 from dutyfree.bench.results import Results, Row
 from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
 from table_parts import header, note
@@ -39,7 +39,7 @@ def ltx2_modes_table(content: dict[str, Any]) -> str:
     columns = ["host time a step, ms", "calls × µs", "the operators' share", "the tax's share"]
     lines = header(["mode, registration", *columns])
     for case in [case for case in model_cases(results) if case in (EAGER, *OPTIONS)]:
-        theirs, facts = published.MODES[case], results.facts[case]
+        theirs, facts = published.HOST_TIMES[case], results.facts[case]
         each = f"{published.CALLS:,} × {published.OPERATOR_US:.0f}"
         lines.append(
             f"| **{title_of(case)}**, theirs: `custom_op` | {theirs.host_ms:.0f} | {each} | {theirs.share:.1%} | |"

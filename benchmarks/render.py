@@ -177,7 +177,7 @@ def roofline(results: dict[str, Any]) -> str:
 
 def ltx2_plot(name: str) -> Callable[[dict[str, Any]], str]:
     def plot(results: dict[str, Any]) -> str:
-        from dutyfree.bench.ltx2_plots import PLOTS
+        from dutyfree.bench.ltx2.plots import PLOTS
 
         return PLOTS[name](Results.from_json(results))
 

@@ -17,12 +17,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import render
-from dutyfree.bench import ltx2, ltx2_cases, ltx2_model, ltx2_plots, ltx2_ranks, ltx2_report, ltx2_worker
-from dutyfree.bench import ltx2_published as published
 from dutyfree.bench.baseline import BaselineError, Gate
 from dutyfree.bench.errors import BenchmarkError
-from dutyfree.bench.ltx2_cases import TIMED
-from dutyfree.bench.ltx2_model import Mode
+from dutyfree.bench.ltx2 import cases as ltx2_cases
+from dutyfree.bench.ltx2 import model as ltx2_model
+from dutyfree.bench.ltx2 import plots as ltx2_plots
+from dutyfree.bench.ltx2 import published
+from dutyfree.bench.ltx2 import ranks as ltx2_ranks
+from dutyfree.bench.ltx2 import report as ltx2_report
+from dutyfree.bench.ltx2 import run as ltx2_run
+from dutyfree.bench.ltx2 import worker as ltx2_worker
+from dutyfree.bench.ltx2.cases import TIMED
+from dutyfree.bench.ltx2.model import Mode
 from dutyfree.bench.process import Worker, WorkerError
 from dutyfree.bench.results import Results, Row, load
 from dutyfree.bench.run import Job
@@ -60,10 +66,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
         made = ltx2_model.ModelRun.eager
         patch.setattr(ltx2_model.ModelRun, "eager", lambda self, runs: eager.append(self) or made(self, runs))
         patch.setattr(
-            ltx2.launch, "run", shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], lambda _: eager[0].eager_latents)
+            ltx2_run.launch, "run", shared_run(lambda name: [0.02, 0.01, 0.03, 0.04], lambda _: eager[0].eager_latents)
         )
         progress: list[str] = []
-        results = ltx2.run_ltx2(ltx2.Plan(quick=True, steps=6, sizes=SIZES, processes=2), progress=progress.append)
+        results = ltx2_run.run_ltx2(
+            ltx2_run.Plan(quick=True, steps=6, sizes=SIZES, processes=2), progress=progress.append
+        )
     assert "model, run 1 of 1, step 1 of 6" in progress
     assert any(text.startswith("model, run 1 of 1, step 5 of 6, about ") for text in progress)
     path = tmp_path_factory.mktemp("bench") / "ltx2.json"
@@ -456,11 +464,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
         blocks = {(ltx2_cases.TRACE, name): lambda count: count * 10**6 for name in TIMED}
         return [Job(ltx2_cases.TRACE, torch.device("cpu"), blocks, (ltx2_cases.TRACE, PLAIN))]
 
-    monkeypatch.setattr(ltx2, "trace_jobs", jobs)
+    monkeypatch.setattr(ltx2_run, "trace_jobs", jobs)
     monkeypatch.setattr(ltx2_model, "ModelRun", ToldRun)
     monkeypatch.setattr(ToldRun, "measured", 0)
     shared = shared_run(lambda name: [0.1], lambda _: (torch.ones(1), torch.ones(1)))
-    monkeypatch.setattr(ltx2.launch, "run", shared)
+    monkeypatch.setattr(ltx2_run.launch, "run", shared)
     return ToldRun
 
 
@@ -481,9 +489,9 @@ def test_runs_of_several_processes_with_other_latents_are_refused(
     def latents(registration: str) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full([1], 1.0 + 2**-20 * (registration == odd)), torch.ones(1)
 
-    monkeypatch.setattr(ltx2.launch, "run", shared_run(lambda _: [0.1], latents))
+    monkeypatch.setattr(ltx2_run.launch, "run", shared_run(lambda _: [0.1], latents))
     with pytest.raises(BenchmarkError, match="model_processes2: the registrations' latents differ"):
-        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN))  # type: ignore[arg-type]
 
 
 def test_two_runs_of_several_processes_with_other_latents_are_refused(
@@ -495,17 +503,17 @@ def test_two_runs_of_several_processes_with_other_latents_are_refused(
         seen.append(registration)
         return torch.full([1], 1.0 + 2**-20 * (len(seen) > len(TIMED))), torch.ones(1)
 
-    monkeypatch.setattr(ltx2, "QUICK_RUNS", 2)
-    monkeypatch.setattr(ltx2.launch, "run", shared_run(lambda _: [0.1], latents))
+    monkeypatch.setattr(ltx2_run, "QUICK_RUNS", 2)
+    monkeypatch.setattr(ltx2_run.launch, "run", shared_run(lambda _: [0.1], latents))
     with pytest.raises(BenchmarkError, match="model_processes2: two runs of custom_op with one seed"):
-        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN))  # type: ignore[arg-type]
 
 
 def test_runs_that_are_far_from_one_processs_are_refused(monkeypatch: pytest.MonkeyPatch, told: type[ToldRun]) -> None:
     far = shared_run(lambda _: [0.1], lambda _: (torch.full([1], 2.0), torch.ones(1)))
-    monkeypatch.setattr(ltx2.launch, "run", far)
+    monkeypatch.setattr(ltx2_run.launch, "run", far)
     with pytest.raises(BenchmarkError, match="plain's latents differ from the eager run's by 1"):
-        ltx2.run_ltx2(ltx2.Plan(**PLAN))  # type: ignore[arg-type]
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN))  # type: ignore[arg-type]
 
 
 PLAN = {"quick": True, "sizes": SIZES, "processes": 2}
@@ -513,7 +521,7 @@ PLAN = {"quick": True, "sizes": SIZES, "processes": 2}
 
 def test_a_slow_mode_is_measured_again(tmp_path: Path, told: type[ToldRun]) -> None:
     gate = Gate(baseline(tmp_path / "b.json", {"custom_op": 130e3}))
-    results = ltx2.run_ltx2(ltx2.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
+    results = ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
     assert told.measured == 2
     assert gate.slower(results.rows) == []
 
@@ -521,7 +529,7 @@ def test_a_slow_mode_is_measured_again(tmp_path: Path, told: type[ToldRun]) -> N
 def test_what_stays_slow_is_reported(tmp_path: Path, told: type[ToldRun]) -> None:
     gate = Gate(baseline(tmp_path / "b.json", {"custom_op": 110e3, "dutyfree": 90e3}))
     progress: list[str] = []
-    results = ltx2.run_ltx2(ltx2.Plan(**PLAN), gate=gate, progress=progress.append)  # type: ignore[arg-type]
+    results = ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate, progress=progress.append)  # type: ignore[arg-type]
     assert told.measured == 3
     again = [text for text in progress if text.startswith(f"{SHARED}, ") and "again" in text]
     assert len(again) == 2 * len(TIMED)
@@ -534,10 +542,10 @@ def test_what_stays_slow_is_reported(tmp_path: Path, told: type[ToldRun]) -> Non
 def test_a_baseline_of_another_model_or_without_a_mode_is_refused(tmp_path: Path, told: type[ToldRun]) -> None:
     gate = Gate(baseline(tmp_path / "b.json", {}, Sizes(blocks=2)))
     with pytest.raises(BaselineError, match="other settings: sizes"):
-        ltx2.run_ltx2(ltx2.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
     gate = Gate(baseline(tmp_path / "b.json", {}))
     with pytest.raises(BaselineError, match="no row for model_compiled plain"):
-        ltx2.run_ltx2(ltx2.Plan(**PLAN, compiled=True), gate=gate)  # type: ignore[arg-type]
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN, compiled=True), gate=gate)  # type: ignore[arg-type]
     assert told.measured == 0
 
 
@@ -635,7 +643,7 @@ def test_what_ends_the_benchmark_is_an_error_without_a_traceback(
     def fail(plan: Any, **_: Any) -> Results:
         raise error
 
-    monkeypatch.setattr(ltx2, "run_ltx2", fail)
+    monkeypatch.setattr(ltx2_run, "run_ltx2", fail)
     outcome = invoke("ltx2")
     assert outcome.exit_code == 1
     assert str(error) in outcome.output

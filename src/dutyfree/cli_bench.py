@@ -125,7 +125,7 @@ def bench(
         results.save(json)
         console.print(f"saved {json}", soft_wrap=True)
     if plots is not None:
-        from dutyfree.bench.ltx2_plots import save_plots
+        from dutyfree.bench.ltx2.plots import save_plots
 
         for path in save_plots(results, plots):
             console.print(f"saved {path}", soft_wrap=True)
@@ -143,7 +143,7 @@ def _progress(console: Console) -> Callable[[str], None]:
 
 
 def _ltx2_plan(**given: Any) -> Any:
-    from dutyfree.bench.ltx2 import Plan
+    from dutyfree.bench.ltx2.run import Plan
 
     try:
         return Plan(**{name: value for name, value in given.items() if value is not None})
@@ -163,8 +163,8 @@ def _run_and_show(benchmark: Benchmark) -> tuple[Callable[..., "Results"], Calla
     from dutyfree.bench import report, run
 
     if benchmark is Benchmark.ltx2:
-        from dutyfree.bench.ltx2 import run_ltx2
-        from dutyfree.bench.ltx2_report import print_ltx2_report
+        from dutyfree.bench.ltx2.report import print_ltx2_report
+        from dutyfree.bench.ltx2.run import run_ltx2
 
         return run_ltx2, print_ltx2_report
     if benchmark is Benchmark.nvfp4:

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from dutyfree.bench.errors import BenchmarkError
-from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, TIMED
-from dutyfree.bench.ltx2_ranks import RANKS
-from dutyfree.bench.ltx2_worker import ABSENT, Counted, Stepper, Steps, tensors
+from dutyfree.bench.ltx2.cases import EAGER, OPTIONS, TIMED
+from dutyfree.bench.ltx2.ranks import RANKS
+from dutyfree.bench.ltx2.worker import ABSENT, Counted, Stepper, Steps, tensors
 from dutyfree.bench.measure import Timing, summarise
 from dutyfree.bench.process import ANSWER_SECONDS, Worker
 from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS, Sizes
@@ -224,7 +224,7 @@ def derived_facts(mode: Mode, steps: int) -> dict[str, Any]:
 
     ``seconds_a_run``: the median turn's seconds a step, times the steps. ``absent_us``: a step whose operators return
     results that are there. ``share``: (step - that) / step: what the operators take of a step, their kernels included
-    on a CPU. ``expected_max_us``: the mean of the slowest of N ranks' steps, see :mod:`.ltx2_ranks`.
+    on a CPU. ``expected_max_us``: the mean of the slowest of N ranks' steps, see :mod:`.ranks`.
     """
     timings = mode.timings()
     absent = summarise(mode.host_us[ABSENT]).us

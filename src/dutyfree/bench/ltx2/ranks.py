@@ -19,7 +19,7 @@ between are.
 import math
 from dataclasses import dataclass
 
-from dutyfree.bench import ltx2_published as published
+from dutyfree.bench.ltx2 import published
 
 # Numbers of ranks that the page and the results have a row for.
 RANKS = (1, 2, 4, 8)
@@ -43,7 +43,7 @@ class Model:
         return -self.saved_ms * more / self.step_ms(ranks)
 
 
-def fitted(one: published.Run = published.RUNS[1], many: published.Run = published.RUNS[8]) -> Model:
+def fitted(one: published.EndToEnd = published.RUNS[1], many: published.EndToEnd = published.RUNS[8]) -> Model:
     """The model through two published runs."""
     divided = (one.step_ms - many.step_ms) / (1 / one.gpus - 1 / many.gpus)
     fixed = one.step_ms - divided / one.gpus

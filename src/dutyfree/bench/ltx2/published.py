@@ -7,7 +7,7 @@ helper named ``fast_custom_op``; LTX-2 at 736 x 1280 pixels and 121 frames, 40 s
 
 from dataclasses import dataclass
 
-from dutyfree.bench.ltx2_cases import COMPILED, CUDA_GRAPHS, EAGER
+from dutyfree.bench.ltx2.cases import COMPILED, CUDA_GRAPHS, EAGER
 from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
 
 SOURCE = "B200, PyTorch 2.10"
@@ -20,7 +20,7 @@ CALLS = QUANTIZE_CALLS + GEMM_CALLS
 
 
 @dataclass(frozen=True)
-class Mode:
+class HostTime:
     """A step's host time in milliseconds, and the share of it that the operators' calls of 12 µs had."""
 
     host_ms: float
@@ -29,11 +29,11 @@ class Mode:
 
 # By the case that measures the same here.
 OPERATOR_US = 12.0
-MODES = {EAGER: Mode(1007, 0.025), COMPILED: Mode(548, 0.046), CUDA_GRAPHS: Mode(193, 0.13)}
+HOST_TIMES = {EAGER: HostTime(1007, 0.025), COMPILED: HostTime(548, 0.046), CUDA_GRAPHS: HostTime(193, 0.13)}
 
 
 @dataclass(frozen=True)
-class Run:
+class EndToEnd:
     """Seconds that 40 steps took end to end, before and after, with custom_op and with the helper."""
 
     gpus: int
@@ -55,4 +55,4 @@ class Run:
 
 
 STEPS = 40
-RUNS = {1: Run(1, 33.95, 33.61), 8: Run(8, 10.21, 9.67)}  # eight: classifier-free guidance 2 x Ulysses 4
+RUNS = {1: EndToEnd(1, 33.95, 33.61), 8: EndToEnd(8, 10.21, 9.67)}  # eight: classifier-free guidance 2 x Ulysses 4

@@ -1,7 +1,7 @@
 """What one process of ``dutyfree bench ltx2`` does: the LTX-2 model with one registration, stepped when it is asked to.
 
-``Stepper`` lives in a worker (:mod:`.process`), since a process can have one registration only. Its methods take and
-return what can be pickled. What imports :mod:`dutyfree.ops` is imported in them, after ``register``.
+``Stepper`` lives in a worker (:mod:`dutyfree.bench.process`), since a process can have one registration only. Its
+methods take and return what can be pickled. What imports :mod:`dutyfree.ops` is imported in them, after ``register``.
 """
 
 import contextlib

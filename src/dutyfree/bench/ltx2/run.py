@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dutyfree.bench import ltx2_model as model
 from dutyfree.bench.baseline import FURTHER_PASSES, Gate, Key
 from dutyfree.bench.candidates import require_path
-from dutyfree.bench.ltx2_cases import COMPILED, CUDA_GRAPHS, EAGER, OPTIONS, TIMED, TRACE, processes_case
-from dutyfree.bench.ltx2_worker import OPERATORS
+from dutyfree.bench.ltx2 import model
+from dutyfree.bench.ltx2.cases import COMPILED, CUDA_GRAPHS, EAGER, OPTIONS, TIMED, TRACE, processes_case
+from dutyfree.bench.ltx2.worker import OPERATORS
 from dutyfree.bench.measure import Block, Call, Timing, summarise, timed_block
 from dutyfree.bench.process import ANSWER_SECONDS, WorkerError
 from dutyfree.bench.results import Results, Row

@@ -4,8 +4,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
+from dutyfree.bench.ltx2 import published
+from dutyfree.bench.ltx2.cases import EAGER, OPTIONS, REGISTRATION_TITLES, TIMED, TRACE, title_of
 from dutyfree.bench.report import print_environment, print_warnings
 from dutyfree.bench.results import Results
 from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS
@@ -75,7 +75,7 @@ def mode_table(results: Results) -> Table:
         "tax's share",
     )
     for case in [case for case in model_cases(results) if case in (EAGER, *OPTIONS)]:
-        theirs = published.MODES[case]
+        theirs = published.HOST_TIMES[case]
         table.add_row(
             f"[bold]{title_of(case)}[/bold]",
             "theirs",
@@ -150,7 +150,7 @@ def run_table(results: Results, case: str) -> Table:
     return table
 
 
-def published_run(case: str) -> published.Run | None:
+def published_run(case: str) -> published.EndToEnd | None:
     """Theirs that goes beside a case: one GPU's beside one process, eight GPUs' beside several."""
     if case in OPTIONS:
         return None  # in which mode theirs ran is not known

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dutyfree.bench import ltx2_published as published
-from dutyfree.bench.ltx2_cases import EAGER, OPTIONS, TIMED, TRACE, title_of
-from dutyfree.bench.ltx2_report import device_of, model_cases
+from dutyfree.bench.ltx2 import published
+from dutyfree.bench.ltx2.cases import EAGER, OPTIONS, TIMED, TRACE, title_of
+from dutyfree.bench.ltx2.report import device_of, model_cases
 from dutyfree.bench.results import Results
 from dutyfree.bench.svg import svg
 
