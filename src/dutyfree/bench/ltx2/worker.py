@@ -196,7 +196,7 @@ class Stepper:
         Returns:
             What a block's graph calls, as torch.compile hands it to a backend, in order.
         """
-        import torch._inductor.config as inductor
+        import torch._inductor.config as inductor  # it takes a second, and a run without compiled code needs none
 
         from dutyfree import ops
         from dutyfree.workloads.ltx2.model import compile_blocks
