@@ -194,11 +194,6 @@ def markers(name: str) -> tuple[str, str]:
     return f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
 
 
-def has_results(name: str) -> bool:
-    """Whether what a table or figure is made of was measured yet."""
-    return (RESULTS / f"{(TABLES | FIGURES)[name].results}.json").exists()
-
-
 def load(name: str) -> dict[str, Any]:
     """The results that a table or figure is made of."""
     results: dict[str, Any] = json.loads((RESULTS / f"{(TABLES | FIGURES)[name].results}.json").read_text())
@@ -217,13 +212,8 @@ def render(text: str, name: str, results: dict[str, Any]) -> str:
 
 def main() -> None:
     for name, table in TABLES.items():
-        if not has_results(name):
-            print(f"no benchmarks/results/{table.results}.json: {name} is left as it is")
-            continue
         table.path.write_text(render(table.path.read_text(), name, load(name)))
     for name, figure in FIGURES.items():
-        if not has_results(name):
-            continue
         figure.path.write_text(figure.make(load(name)))
 
 

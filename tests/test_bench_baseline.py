@@ -182,6 +182,9 @@ def content(**changes: Any) -> str:
         (content(rows=[ROW | {"case": None}]), "has a row that is none"),
         (content(environment=None), "does not say where"),
         (content(facts=[]), "does not say where"),
+        (content(facts={"settings": 3}), "has settings that are none: 3"),
+        (content(rows=[ROW | {"us": 10**400}]), "has a row that is none"),
+        ("[" * 100_000, "no results file"),
     ],
 )
 def test_files_that_are_no_results_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

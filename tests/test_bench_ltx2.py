@@ -118,7 +118,7 @@ def test_latents_are_bitwise_equal(measured: Results) -> None:
 
 def test_facts_follow_from_the_steps(measured: Results) -> None:
     facts = measured.facts["model"]
-    assert measured.facts["settings"] == {"sizes": dataclasses.asdict(SIZES)}
+    assert measured.facts["settings"]["sizes"] == dataclasses.asdict(SIZES)
     assert (measured.facts["steps"], measured.facts["runs"]) == (6, 1)
     for name in TIMED:
         row = measured.find("model", name)
@@ -220,14 +220,12 @@ def test_the_page_has_a_place_for_each_table() -> None:
 
 
 def test_the_committed_results_are_complete() -> None:
-    if not render.has_results("ltx2_tax"):
-        pytest.skip("no benchmarks/results/ltx2.json yet")
     results = Results.from_json(render.load("ltx2_tax"))
     cases = [ltx2_cases.TRACE, *ltx2_report.model_cases(results)]
     assert {ltx2_cases.TRACE, ltx2_cases.EAGER, ltx2_cases.COMPILED} <= set(cases)
     for case, name in itertools.product(cases, TIMED):
         assert results.find(case, name, ltx2_report.device_of(results, case)) is not None
-    assert results.facts["settings"] == {"sizes": dataclasses.asdict(Sizes())}
+    assert results.facts["settings"]["sizes"] == dataclasses.asdict(Sizes())
 
 
 # What the parts do.
@@ -472,13 +470,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[ToldRun]:
     return ToldRun
 
 
-def baseline(path: Path, model_us: dict[str, float], sizes: Sizes = SIZES) -> Path:
+def baseline(path: Path, model_us: dict[str, float], sizes: Sizes = SIZES, **given: int) -> Path:
     rows = [Row(ltx2_cases.TRACE, name, 1000.0, 0.0, 0.0) for name in TIMED]
     rows += [Row(case, name, model_us.get(name, 100e3), 0.0, 0.0) for case in ("model", SHARED) for name in TIMED]
     from dutyfree.bench import environment
 
-    settings = {"settings": {"sizes": dataclasses.asdict(sizes)}}
-    Results(environment.describe() | {"threads": 1}, rows, [], settings).save(path)
+    facts = {"settings": ltx2_run.Plan(**PLAN | {"sizes": sizes} | given).settings()}  # type: ignore[arg-type]
+    Results(environment.describe() | {"threads": 1}, rows, [], facts).save(path)
     return path
 
 
@@ -542,6 +540,12 @@ def test_what_stays_slow_is_reported(tmp_path: Path, told: type[ToldRun]) -> Non
 def test_a_baseline_of_another_model_or_without_a_mode_is_refused(tmp_path: Path, told: type[ToldRun]) -> None:
     gate = Gate(baseline(tmp_path / "b.json", {}, Sizes(blocks=2)))
     with pytest.raises(BaselineError, match="other settings: sizes"):
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
+    gate = Gate(baseline(tmp_path / "b.json", {}, steps=5))
+    with pytest.raises(BaselineError, match="other settings: steps: 5, now 2"):
+        ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
+    gate = Gate(baseline(tmp_path / "b.json", {}, ulysses=2))
+    with pytest.raises(BaselineError, match="other settings: ulysses: 2, now None"):
         ltx2_run.run_ltx2(ltx2_run.Plan(**PLAN), gate=gate)  # type: ignore[arg-type]
     gate = Gate(baseline(tmp_path / "b.json", {}))
     with pytest.raises(BaselineError, match="no row for model_compiled plain"):

@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     assert not processes_of(tmp_path)
     assert not list(tmp_path.glob("dutyfree-ltx2-*"))
+    assert not list(tmp_path.glob("torchelastic_*"))
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -117,8 +118,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"registration": "unknown"}, "'unknown' is no registration: there are plain, custom_op, library"),
         ({"steps": 0}, "steps=0: a number from 1 is expected"),
         ({"threads": 0}, "threads=0: a number from 1 is expected"),
-        ({"timeout": 0.0}, "timeout=0.0: a number of seconds above 0 is expected"),
+        ({"timeout": 0.0}, "timeout=0.0: a number of seconds above 0, and up to"),
         ({"timeout": float("nan")}, "timeout=nan: a number of seconds above 0"),
+        ({"timeout": 1e14}, r"timeout=100000000000000.0: a number of seconds above 0, and up to 1e\+09"),
+        ({"seed": 10**23}, "seed=10{23}: a number of 64 bits is expected"),
     ],
 )
 def test_wrong_values_start_nothing(given: dict[str, Any], message: str) -> None:
@@ -161,7 +164,11 @@ def test_more_processes_than_gpus_start_nothing(monkeypatch: pytest.MonkeyPatch)
     [
         (["--registration", "unknown"], None, "is no registration"),
         (["--registration", "plain", "--sizes", '{"blocks": 2, "depth": 1}'], None, "a JSON object with numbers"),
+        (["--registration", "plain", "--sizes", '{"blocks": NaN}'], None, "blocks must be whole numbers"),
+        (["--registration", "plain", "--sizes", '{"blocks": true}'], None, "blocks must be whole numbers"),
+        (["--registration", "plain", "--save", "/no folder/x.pt"], None, "there is no folder /no folder"),
         (["--registration", "plain", "--processes", "2"], "4", "torchrun has started 4"),
+        (["--registration", "plain"], "four", "WORLD_SIZE='four'; torchrun sets it to a number"),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -169,9 +176,19 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     if world is not None:
         monkeypatch.setenv("WORLD_SIZE", world)
+        monkeypatch.setenv("RANK", "0")
     finished = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     assert finished.exit_code == 2
     assert message in finished.output
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_the_command_takes_no_world_without_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    finished = CliRunner().invoke(app, ["--registration", "plain"], env={"COLUMNS": "400"})
+    assert finished.exit_code == 2
+    assert "WORLD_SIZE, but no RANK" in finished.output
 
 
 # --- ranks that fail --------------------------------------------------------------------------------------------------
@@ -268,6 +285,27 @@ def test_the_first_rank_to_fail_is_named_by_how_it_ended(code: int, message: str
     (tmp_path / "output").write_text(SUMMARY.format(code=code))
     told = launch._failure({}, tmp_path, Job("dutyfree", 1, layout=Layout(2, 1)))
     assert f"the run of 'dutyfree' over 2 processes ended: {message}" in told
+
+
+def test_a_rank_that_only_ends_is_named_before_those_that_lose_it(tmp_path: Path) -> None:
+    raised = rank_state.State(1, "step 2", 2, "RuntimeError: Connection closed by peer", "Traceback", 5.0)
+    silent = rank_state.State(2, "step 2", 2)
+    job = Job("dutyfree", 3, layout=Layout(2, 1))
+    # With 0, torchrun sees nothing wrong in it.
+    (tmp_path / "output").write_text(SUMMARY.format(code=1).replace("rank      : 1", "rank      : 0"))
+    told = launch._failure({0: raised, 1: silent}, tmp_path, job, 1)
+    assert "rank 1 ended with exit code 0, but too early: after step 2." in told
+    (tmp_path / "output").write_text(SUMMARY.format(code=5).replace("-15", "1"))
+    assert "rank 1 ended with exit code 5." in launch._failure({0: raised, 1: silent}, tmp_path, job, 1)
+    # Of two that raised, the first is the one.
+    first = rank_state.State(2, "step 2", 2, "ValueError: its own", "Traceback", 4.0)
+    assert "rank 1 raised ValueError: its own" in launch._failure({0: raised, 1: first}, tmp_path, job, 1)
+
+
+def test_torchrun_that_was_killed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("starting\n")
+    told = launch._failure({}, tmp_path, Job("dutyfree", 1, layout=Layout(2, 1)), -9)
+    assert "torchrun was killed by SIGKILL" in told
 
 
 def test_a_stopped_rank_ends_the_run_after_the_timeout(folder: Path, clock: Clock) -> None:

@@ -114,6 +114,22 @@ def test_a_process_has_one_registration() -> None:
     run_isolated(register_twice)
 
 
+def register_beside_anothers() -> None:
+    import torch
+
+    library = torch.library.Library("trtllm", "DEF")
+    library.define("nvfp4_gemm(Tensor x) -> Tensor")
+    from dutyfree.workloads.ltx2 import register
+
+    for registration in ("library", "custom_op"):  # the second finds nothing that the first has left
+        with pytest.raises(RuntimeError, match=r"this process has trtllm::nvfp4_gemm already"):
+            register(registration)
+
+
+def test_a_name_that_is_taken_is_one_clear_error() -> None:
+    run_isolated(register_beside_anothers)
+
+
 def register_too_late() -> None:
     import dutyfree.ops
     from dutyfree.workloads.ltx2 import register

@@ -179,6 +179,23 @@ def test_mutating_an_inference_tensor_beside_an_ordinary_one_raises() -> None:
     check(pair, lambda: call(inference, torch.ones(2)))
 
 
+@pytest.mark.parametrize("beside", ["plain", "inference"])
+def test_the_version_of_a_detached_inference_tensor_is_left_alone(beside: str) -> None:
+    def seen(x: Tensor, y: Tensor) -> Tensor:
+        version = y._version
+        y.add_(1)
+        return x.new_full((1,), version)
+
+    def given() -> Any:
+        with torch.inference_mode():
+            inference = torch.ones(2)
+        assert inference.detach().is_inference()
+        return call(torch.ones(2) if beside == "plain" else inference, inference.detach())
+
+    outcome = check(pair_of(seen, mutates_args={"y"}), given)
+    assert outcome.raised is None
+
+
 def test_mutating_in_inference_mode_works() -> None:
     pair = pair_of(zeroed, mutates_args={"x"})
     ordinary = [torch.ones(2) for _ in range(6)]

@@ -12,7 +12,10 @@ inline void bump_versions(const Operator& op, const BoundArguments& arguments) {
     return;
   }
   arguments.any_tensor(op.signature(), op.signature().mutated_slots(), [](c10::TensorImpl& tensor) {
-    tensor.bump_version();
+    // As increment_version of PyTorch's: a detached inference tensor has a counter, and is one of inference still.
+    if (!tensor.is_inference()) {
+      tensor.bump_version();
+    }
     return false;
   });
 }

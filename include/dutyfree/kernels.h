@@ -184,8 +184,10 @@ class VersionKernel final : public DirectKernel {
  private:
   static void bump(const c10::IValue& value) {
     if (value.isTensor()) {
-      if (value.toTensor().defined()) {
-        value.toTensor().unsafeGetTensorImpl()->bump_version();
+      c10::TensorImpl* tensor = value.toTensor().unsafeGetTensorImpl();
+      // A detached inference tensor has a counter, which custom_op leaves alone; one without raises here.
+      if (value.toTensor().defined() && !(tensor->is_inference() && tensor->version_counter().enabled())) {
+        tensor->bump_version();
       }
     } else if (value.isList()) {
       for (const c10::IValue& item : value.toListRef()) {

@@ -109,6 +109,11 @@ def bench(
             check_matplotlib()
         except ImportError as error:
             raise typer.BadParameter(str(error)) from None
+    if json is not None:
+        try:
+            json.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"--json {json}: {error.strerror or error}.") from None
     run, show = _run_and_show(benchmark)
     gate: Gate | None = None
     try:
@@ -120,9 +125,10 @@ def bench(
     except BenchmarkError as error:
         Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    if json is not None:  # first, so that nothing that comes after loses it
+        results.save(json)
     show(results, console)
     if json is not None:
-        results.save(json)
         console.print(f"saved {json}", soft_wrap=True)
     if plots is not None:
         from dutyfree.bench.ltx2.plots import save_plots

@@ -4,7 +4,6 @@ Interference only ever adds time. So a case with a slow row is measured in furth
 counts: what is still slow then is slow.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from dutyfree.bench.results import Results, Row, load
 
 DEFAULT_THRESHOLD = "3%"
 FURTHER_PASSES = 2
+# No row takes three years; an integer of JSON may be larger than a float.
+LONGEST_US = 1e14
 # Another value of one of these makes times that can't be compared.
 SAME = ("cpu", "gpu", "python", "torch", "threads")
 # What shows how the machine moved, where it is among a case's candidates.
@@ -122,19 +123,23 @@ def load_baseline(path: Path) -> Results:
         results = load(path)
     except OSError as error:
         raise BaselineError(f"the baseline {path} can't be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:  # not JSON, not text, or without what load() takes
+    # Not JSON, not text, nested too deep, or without what load() takes.
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BaselineError(f"the baseline {path} is no results file of `dutyfree bench --json`: {error}") from None
     for row in results.rows:
         names = (row.case, row.candidate, row.device)
         if not all(isinstance(name, str) for name in names) or not _is_time(row.us):
             raise BaselineError(f"the baseline {path} has a row that is none: {row}")
-    if not results.rows or not isinstance(results.environment, dict) or not isinstance(results.facts, dict):
+    objects = (results.environment, results.facts)
+    if not results.rows or not all(isinstance(each, dict) for each in objects):
         raise BaselineError(f"the baseline {path} has no rows, or does not say where it was measured")
+    if not isinstance(results.facts.get("settings", {}), dict):
+        raise BaselineError(f"the baseline {path} has settings that are none: {results.facts['settings']!r}")
     return results
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LONGEST_US
 
 
 def require_comparable(path: Path, before: environment.Environment, now: environment.Environment) -> None:

@@ -66,6 +66,8 @@ class NVFP4Linear(nn.Module):
     input_scale: Tensor | None
     alpha: Tensor | None
     bias: Tensor | None
+    # Of layers that were pickled before there was a choice.
+    fuse_bias: bool = True
 
     def __init__(
         self,

@@ -69,6 +69,11 @@ class Plan:
             Job(PLAIN, self.run_steps, self.sizes, 0, layout, timeout=self.timeout).check()
             launch.check_devices(self.processes)
 
+    def settings(self) -> dict[str, Any]:
+        """What times depend on beyond the machine and the case; a baseline has to have the same."""
+        ulysses = {"ulysses": self.ulysses} if self.processes > 1 else {}
+        return {"sizes": dataclasses.asdict(self.sizes), "steps": self.run_steps} | ulysses
+
     @property
     def run_steps(self) -> int:
         return self.steps or (QUICK_STEPS if self.quick else STEPS)
@@ -108,7 +113,7 @@ def run_ltx2(plan: Plan, *, progress: Progress = lambda _: None, gate: Gate | No
         BenchmarkError: Registrations differ in latents or graphs, a call took another path than it should, or a process
             died or did not answer in time.
     """
-    settings = {} if plan.trace_only else {"sizes": dataclasses.asdict(plan.sizes)}
+    settings = {} if plan.trace_only else plan.settings()
     if gate is not None:
         gate.require_settings(settings)
         gate.require(plan.keys())

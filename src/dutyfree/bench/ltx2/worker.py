@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import dutyfree
 from dutyfree.workloads.ltx2 import Sizes, register
-from dutyfree.workloads.ltx2.registrations import NAMESPACE, kernels
+from dutyfree.workloads.ltx2.registrations import NAMES, NAMESPACE, kernels
 
 # The registration of the worker whose operators return results that are there already.
 ABSENT = "absent"
-OPERATORS = {"quantize": "tunable_fp4_quantize", "gemm": "nvfp4_gemm"}
+OPERATORS = dict(zip(("quantize", "gemm"), NAMES, strict=True))
 # Of those that dutyfree is in front of every call has to be direct, and of the others it has to see none.
 DIRECT = ("accelerated", "dutyfree")
 

@@ -27,6 +27,8 @@ Step = Callable[["FuzzSide"], None]
 Happened = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Under torch.device("meta") PyTorch shows what is in memory that nothing was written to.
+_GARBAGE = re.compile(r"(?<=Cannot cast )tensor\(-?\d+\)")
 _FRAMES = re.compile(r"Traceback of forward call that caused the error:.*|\nAt:\n(  [^\n]*\n)*", re.DOTALL)
 
 
@@ -74,7 +76,8 @@ class FuzzSide(Side):
         That is the Python frames that some errors list, of which a fast call has fewer, as it should, and the numbers
         that PyTorch counts ragged dimensions by.
         """
-        return re.sub(r"\bj\d+\b", "jN", _FRAMES.sub("", super().text(value)))
+        text = _GARBAGE.sub("tensor(N)", _FRAMES.sub("", super().text(value)))
+        return re.sub(r"\bj\d+\b", "jN", text)
 
     # What the source of a case calls.
 

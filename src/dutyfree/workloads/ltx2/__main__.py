@@ -17,7 +17,7 @@ from dutyfree.workloads.ltx2.launch import run_job
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.pace import Pace
 from dutyfree.workloads.ltx2.rank import Part, run_part
-from dutyfree.workloads.ltx2.rank_state import Reporter, result_path
+from dutyfree.workloads.ltx2.rank_state import THE_END, Reporter, result_path
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -50,11 +50,15 @@ def main(
     Also for torchrun: `torchrun --nproc-per-node 4 -m dutyfree.workloads.ltx2 --registration dutyfree`. Two processes
     split classifier-free guidance, more split the video tokens, too.
     """
-    world = os.environ.get("WORLD_SIZE")
-    if world is not None and processes not in (None, int(world)):
+    world = _torchruns("WORLD_SIZE")
+    rank = 0 if world is None else _torchruns("RANK")
+    if rank is None:
+        raise typer.BadParameter("the environment has WORLD_SIZE, but no RANK; torchrun sets both.")
+    if world is not None and processes not in (None, world):
         raise typer.BadParameter(f"--processes {processes}: torchrun has started {world}.")
-    if world is not None:
-        processes = int(world)
+    processes = processes if world is None else world
+    if save is not None and not save.parent.is_dir():
+        raise typer.BadParameter(f"--save {save}: there is no folder {save.parent}.")
     try:
         layout = Layout.of(1 if processes is None else processes, ulysses)
         job = Job(registration, steps, sizes_of(sizes), seed, layout, tuning, threads, compile, timeout)
@@ -67,14 +71,21 @@ def main(
     if layout.processes > 1 and world is None:
         part = _started(job)
     else:
-        first = int(os.environ.get("RANK", "0")) == 0
         pace = Pace(steps, _say)
-        part = run_part(job, lambda what, done: pace.reached(done) if first and done is not None else None)
-        if not first:
+        part = run_part(job, lambda what, done: pace.reached(done) if rank == 0 and done is not None else None)
+        if rank != 0:
             return
     _print(job, part)
     if save is not None:
         torch.save({"video": part.video, "audio": part.audio}, save)
+
+
+def _torchruns(name: str) -> int | None:
+    """A number that torchrun puts into the environment."""
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise typer.BadParameter(f"the environment has {name}={text!r}; torchrun sets it to a number.")
+    return None if text is None else int(text)
 
 
 def _reported(job: Job, folder: Path) -> None:
@@ -86,7 +97,7 @@ def _reported(job: Job, folder: Path) -> None:
         part = run_part(job, lambda what, steps: reporter.write(what=what, steps=steps))
         if rank == 0:
             torch.save(dataclasses.asdict(part), result_path(folder))
-        reporter.write(what="the end", steps=job.steps)
+        reporter.write(what=THE_END, steps=job.steps)
     # The interpreter would take another second or more to free what it imported.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,7 @@
 """What the workload takes from diffusers, and its absence."""
 
 import importlib.metadata
+import importlib.util
 from typing import Any
 
 VERSION = "0.42.1"
@@ -12,6 +13,8 @@ def check_diffusers() -> None:
     """ImportError with what to install where diffusers is missing or is another release."""
     try:
         installed = importlib.metadata.version("diffusers")
+        if importlib.util.find_spec("diffusers") is None:  # its description was left behind
+            raise importlib.metadata.PackageNotFoundError
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(
             f"the LTX-2 model needs diffusers {VERSION}, which is not installed: pip install 'dutyfree[ltx2]'."

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,9 @@ from dutyfree.workloads.ltx2.diffusers_parts import check_diffusers
 from dutyfree.workloads.ltx2.layout import Layout
 from dutyfree.workloads.ltx2.registrations import check_registration
 from dutyfree.workloads.ltx2.sizes import Sizes
+
+# Seconds, 30 years. torch.distributed counts them in nanoseconds of 64 bits.
+LONGEST_TIMEOUT = 1e9
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,12 @@ class Job:
         for name in ("steps", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a number from 1 is expected.")
-        if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise ValueError(f"timeout={self.timeout}: a number of seconds above 0 is expected.")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:  # false of a NaN, too
+            raise ValueError(
+                f"timeout={self.timeout}: a number of seconds above 0, and up to {LONGEST_TIMEOUT:g}, is expected."
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: a number of 64 bits is expected.")
         self.layout.check(self.sizes)
         if self.tuning is not None and not self.tuning.is_file():
             raise FileNotFoundError(f"tuning={str(self.tuning)!r}: there is no such file; `dutyfree tune` makes one.")

@@ -158,8 +158,9 @@ def _command(job: Job, folder: Path) -> list[str]:
         f"-m {MODULE} --registration {job.registration} --steps {job.steps} --seed {job.seed} "
         f"--ulysses {job.layout.ulysses} --threads {job.threads} --timeout {job.timeout + LATER}"
     )
-    command = [sys.executable, *torchrun.split(), *options.split(), "--report", str(folder)]
-    command += ["--sizes", job.sizes_as_json()]
+    # torchrun leaves its folder for logs behind, also where it writes none.
+    command = [sys.executable, *torchrun.split(), "--log-dir", str(folder / "logs"), *options.split()]
+    command += ["--report", str(folder), "--sizes", job.sizes_as_json()]
     if job.compiled:
         command.append("--compile")
     if job.tuning is not None:
@@ -185,11 +186,11 @@ def _watch(agent: "subprocess.Popen[bytes]", folder: Path, job: Job, pace: Pace)
             raise RuntimeError(_hanging(known, folder, job))
         time.sleep(POLL)
     if code != 0:
-        raise RuntimeError(_failure(rank_state.states(folder, job.layout.processes), folder, job))
+        raise RuntimeError(_failure(rank_state.states(folder, job.layout.processes), folder, job, code))
 
 
-def _failure(states: dict[int, rank_state.State], folder: Path, job: Job) -> str:
-    """What went wrong first. Ranks that raise because another one is gone are not it."""
+def _failure(states: dict[int, rank_state.State], folder: Path, job: Job, code: int | None = None) -> str:
+    """What went wrong first; ``code`` is torchrun's. Ranks that raise because another one is gone are not it."""
     output = (folder / "output").read_text(errors="replace")
     exits = [(int(rank), int(code)) for rank, code in _EXIT.findall(output)]
     # torchrun ends the others with SIGTERM, but not the first.
@@ -202,12 +203,24 @@ def _failure(states: dict[int, rank_state.State], folder: Path, job: Job) -> str
         name = _signal_name(-code)
         hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
         return f"{where} ended: rank {rank} was killed by {name}{hint}."
+    last = "\n".join(output.splitlines()[-LAST_LINES:])
+    # The first that torchrun saw is the last that it names.
+    silent = [(rank, code) for rank, code in exits if code > 0 and rank not in raised]
+    if silent:
+        rank, code = silent[-1]
+        return f"{where} ended: rank {rank} ended with exit code {code}. The last lines of its output:\n{last}"
+    left = set(states) - {rank for rank, _ in exits} - set(raised)
+    gone = [rank for rank in sorted(left) if states[rank].what != rank_state.THE_END]
+    if raised and gone:
+        return f"{where} ended: rank {gone[0]} ended with exit code 0, but too early: after {states[gone[0]].what}."
     if raised:
         state = states[raised[0]]
         return f"{where} ended: rank {raised[0]} raised {state.error}\n\n{state.traceback}"
-    what = ", ".join(f"rank {rank} ended with exit code {code}" for rank, code in sorted(exits) if code > 0)
-    last = "\n".join(output.splitlines()[-LAST_LINES:])
-    return f"{where} ended: {what or 'torchrun failed'}. The last lines of its output:\n{last}"
+    return f"{where} ended: torchrun {_ending(code)}. The last lines of its output:\n{last}"
+
+
+def _ending(code: int | None) -> str:
+    return f"was killed by {_signal_name(-code)}" if code is not None and code < 0 else "failed"
 
 
 def _hanging(states: dict[int, rank_state.State], folder: Path, job: Job) -> str:

@@ -15,9 +15,7 @@ from torch import Tensor
 import dutyfree
 from dutyfree.workloads.ltx2.job import Job
 from dutyfree.workloads.ltx2.parallel import ALONE, Parallel, Split
-from dutyfree.workloads.ltx2.registrations import NAMESPACE, register
-
-COUNTED = ("tunable_fp4_quantize", "nvfp4_gemm")
+from dutyfree.workloads.ltx2.registrations import NAMES, NAMESPACE, register
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,8 @@ def _counted() -> Iterator[dict[str, int]]:
     """How often NVFP4Linear calls the operators inside. After register(), which comes before dutyfree.ops."""
     from dutyfree import ops
 
-    calls = {f"{NAMESPACE}::{name}": 0 for name in COUNTED}
-    originals = {name: getattr(ops, name) for name in COUNTED}
+    calls = {f"{NAMESPACE}::{name}": 0 for name in NAMES}
+    originals = {name: getattr(ops, name) for name in NAMES}
 
     def counting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

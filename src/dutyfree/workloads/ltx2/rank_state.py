@@ -19,6 +19,8 @@ from dutyfree._linux import Process
 
 # What makes a rank write its stack.
 STACK_SIGNAL = signal.SIGUSR1
+# What a rank writes last of all.
+THE_END = "the end"
 
 
 @dataclass(frozen=True)

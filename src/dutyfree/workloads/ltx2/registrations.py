@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 NAMESPACE = "trtllm"
+NAMES = ("tunable_fp4_quantize", "nvfp4_gemm")
 PLAIN = "plain"
 # PLAIN is what the others are compared with: the bodies, called as the Python functions that they are.
 REGISTRATIONS = ("custom_op", "library", "accelerated", "dutyfree")
@@ -51,8 +52,8 @@ def register(registration: str) -> Operators:
 
     Raises:
         ValueError: There is no such registration.
-        RuntimeError: This process has another one already, or :mod:`dutyfree.ops` was imported before and so has
-            registered its own.
+        RuntimeError: This process has another one already, or operators of these names: :mod:`dutyfree.ops`, which was
+            imported before, has registered its own, or TensorRT-LLM has.
     """
     check_registration(registration)
     if registration in _registered:
@@ -66,6 +67,12 @@ def register(registration: str) -> Operators:
         raise RuntimeError(
             f"dutyfree.ops is imported, so that {NAMESPACE}::nvfp4_gemm is registered already; "
             f"register({registration!r}) takes a process where it comes first."
+        )
+    taken = [name for name in NAMES if torch._C._jit_get_schemas_for_operator(f"{NAMESPACE}::{name}")]
+    if taken:
+        raise RuntimeError(
+            f"this process has {' and '.join(f'{NAMESPACE}::{name}' for name in taken)} already, most likely "
+            f"TensorRT-LLM's; register({registration!r}) takes a process without them."
         )
     operators = define(registration, NAMESPACE, KERNEL_BODIES)
     import dutyfree
@@ -111,7 +118,7 @@ def define(registration: str, namespace: str, bodies: Bodies) -> Operators:
     make = {"custom_op": _custom_op, "library": _library, "accelerated": _accelerated, "dutyfree": _dutyfree}
     quantize, gemm = (
         make[registration](f"{namespace}::{name}", body)
-        for name, body in (("tunable_fp4_quantize", bodies.quantize), ("nvfp4_gemm", bodies.gemm))
+        for name, body in zip(NAMES, (bodies.quantize, bodies.gemm), strict=True)
     )
     return Operators(registration, quantize, gemm)
 

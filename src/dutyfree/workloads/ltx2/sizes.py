@@ -43,6 +43,9 @@ class Sizes:
         return cls(48, 32, 128, 64, 128, 3840, 16, 23, 40, 126, 1024)
 
     def __post_init__(self) -> None:
+        odd = [name for name, value in vars(self).items() if type(value) is not int]
+        if odd:
+            raise ValueError(f"Sizes: {', '.join(odd)} must be whole numbers.")
         small = [name for name, value in vars(self).items() if value < 1]
         if small:
             raise ValueError(f"Sizes: {', '.join(small)} must be positive.")
