@@ -366,10 +366,15 @@ def test_a_rank_that_hangs_ends_the_run_after_the_timeout(
 
 
 def test_ctrl_c_ends_the_ranks(folder: Path) -> None:
-    watcher = rank_1(folder, lambda state: True, lambda pid: _thread.interrupt_main())
-    with pytest.raises(KeyboardInterrupt):
-        started()
-    watcher.join()
+    # Where the tests were started in the background, their process ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        watcher = rank_1(folder, lambda state: True, lambda pid: _thread.interrupt_main())
+        with pytest.raises(KeyboardInterrupt):
+            started(steps=ENDLESS)
+        watcher.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------

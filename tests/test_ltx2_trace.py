@@ -83,6 +83,10 @@ def test_the_tax_is_a_fraction_of_the_others() -> None:
     raise AssertionError(tries)
 
 
+def test_a_trace_is_made_once_however_it_is_asked_for() -> None:
+    assert make_trace("library") is make_trace("library", "cpu") is make_trace("library", device="cpu")
+
+
 def test_an_unknown_registration_is_an_error() -> None:
     with pytest.raises(ValueError, match="'fast' is no registration"):
         make_trace("fast")

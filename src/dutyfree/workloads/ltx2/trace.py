@@ -51,7 +51,6 @@ class Trace:
             gemm(codes, weight, factors, weight_factors, alpha, dtype)
 
 
-@functools.cache
 def make_trace(registration: str, device: str = "cpu") -> Trace:
     """The trace by a registration, whose operators are in a namespace of its own: a process can have all of them.
 
@@ -63,7 +62,13 @@ def make_trace(registration: str, device: str = "cpu") -> Trace:
         ValueError: There is no such registration.
     """
     check_registration(registration)
-    namespace = f"ltx2_trace_{registration}_{torch.device(device).type}"
+    return _made(registration, torch.device(device).type)
+
+
+@functools.cache
+def _made(registration: str, device: str) -> Trace:
+    """Once for each pair, however it was asked for: names can be registered once."""
+    namespace = f"ltx2_trace_{registration}_{device}"
     return Trace(define(registration, namespace, _empty_bodies(device)), _arguments(device))
 
 
