@@ -15,6 +15,14 @@ from dutyfree.workloads.ltx2 import PLAIN, REGISTRATIONS
 from dutyfree.workloads.ltx2.trace import GEMM_CALLS, QUANTIZE_CALLS, make_trace
 
 
+@pytest.fixture(scope="module", autouse=True)
+def accelerated_again() -> None:
+    """A trace lasts as long as the process, and what was accelerated in it until another test restores everything."""
+    operators = make_trace("accelerated").operators
+    for operator in (operators.quantize, operators.gemm):
+        dutyfree.accelerate(operator)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("registration", [PLAIN, *REGISTRATIONS])
 def test_a_replay_makes_the_published_calls(registration: str) -> None:
     trace = make_trace(registration)
