@@ -1,6 +1,8 @@
-"""The environment variable DUTYFREE, read when an operator is made or accelerated."""
+"""The environment variable DUTYFREE, read when an operator is made or accelerated; and setting others for a while."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def _value() -> str:
@@ -18,3 +20,17 @@ def enabled() -> bool:
 def audits() -> bool:
     """Whether calls also run PyTorch's way and are compared: DUTYFREE=audit."""
     return _value() == "audit"
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """A variable of this process's environment inside the ``with``, and what it was before after it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

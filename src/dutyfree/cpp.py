@@ -7,7 +7,6 @@ import keyword
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +209,8 @@ def load_library(path: str | os.PathLike[str]) -> Operators:
 def _open(path: str) -> ctypes.CDLL:
     if not Path(path).exists():
         raise FileNotFoundError(f"no shared library at {path}.")
-    with _loading, _announced(path), dl_open_guard():
+    # Let the library's blocks keep their errors for us; without this an error ends the process.
+    with _loading, _settings.variable(_LOADS, path), dl_open_guard():
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
@@ -234,20 +234,6 @@ def _text(library: ctypes.CDLL, function: str) -> str:
     asked.argtypes = ()
     text: bytes = asked()
     return text.decode(errors="replace")
-
-
-@contextmanager
-def _announced(path: str) -> Iterator[None]:
-    """Let the library's blocks keep their errors for us; without this an error ends the process."""
-    before = os.environ.get(_LOADS)
-    os.environ[_LOADS] = path
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_LOADS]
-        else:
-            os.environ[_LOADS] = before
 
 
 # One object for each operator, for the life of the process, as the libraries' own registrations.

@@ -40,8 +40,8 @@ class NVFP4Linear(nn.Module):
         out_features: N.
         bias: Whether b is added.
         fuse_bias: Whether ``nvfp4_gemm`` adds b, before it rounds to x's dtype. Without it b is added to its rounded
-            result, and the operator is called with six positional arguments, as graph
-            patterns for it expect. A layer without b calls it like that in any case.
+            result, and the operator is called with six positional arguments, as graph patterns for it expect. A layer
+            without b calls it like that in any case.
         static_input_scale: Whether there is an ``input_scale`` to load, 1.0 until then.
         device: Where the buffers are made.
         dtype: The bias's; torch's default dtype without it.

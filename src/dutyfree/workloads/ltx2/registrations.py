@@ -5,16 +5,17 @@ reachable as ``dutyfree::…``. The names are the same for each registration, as
 in it expect, so that a process has one of them.
 """
 
-import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Optional
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+
+import dutyfree
+from dutyfree import _settings
 
 NAMESPACE = "trtllm"
 NAMES = ("tunable_fp4_quantize", "nvfp4_gemm")
@@ -75,9 +76,8 @@ def register(registration: str) -> Operators:
             f"TensorRT-LLM's; register({registration!r}) takes a process without them."
         )
     operators = define(registration, NAMESPACE, KERNEL_BODIES)
-    import dutyfree
-
-    with _kept_operators():
+    # It leaves operators of TensorRT-LLM's names in place. Processes that this one starts should not.
+    with _settings.variable("DUTYFREE_TRTLLM_OPS", "keep"):
         from dutyfree import ops
     kernels.quantize, kernels.gemm = ops.nvfp4.own_quantize, ops.nvfp4.own_gemm
     if registration in ("custom_op", "library"):
@@ -85,22 +85,6 @@ def register(registration: str) -> Operators:
     ops.tunable_fp4_quantize, ops.nvfp4_gemm = operators.quantize, operators.gemm  # type: ignore[assignment]
     _registered[registration] = operators
     return operators
-
-
-@contextlib.contextmanager
-def _kept_operators() -> Iterator[None]:
-    """What imports dutyfree.ops inside leaves operators of TensorRT-LLM's names in place."""
-    name = "DUTYFREE_TRTLLM_OPS"
-    before = os.environ.get(name)
-    os.environ[name] = "keep"
-    try:
-        yield
-    finally:
-        # Processes that this one starts would have it, too.
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def check_registration(registration: str) -> None:
@@ -130,16 +114,12 @@ def _custom_op(name: str, body: Callable[..., Any]) -> CustomOpDef:
 
 
 def _accelerated(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    import dutyfree
-
     operator = _custom_op(name, body)
     dutyfree.accelerate(operator)
     return operator
 
 
 def _dutyfree(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    import dutyfree
-
     operator = dutyfree.fast_custom_op(name, body, mutates_args=())
     operator.register_fake(body)
     return operator
